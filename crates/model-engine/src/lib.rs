@@ -1,0 +1,3 @@
+//! model-engine
+pub mod checkpoint;
+pub mod rope;
