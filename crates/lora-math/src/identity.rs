@@ -1,0 +1,67 @@
+//! Which adapter exactly: the content of its files, and the generation of its residence.
+
+use std::fmt;
+
+/// Digest of an adapter's tensors and of its config: equal contents have equal digests, in every process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentDigest([u8; 32]);
+
+impl ContentDigest {
+    /// A digest from its 32 bytes.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        ContentDigest(bytes)
+    }
+
+    /// The 32 bytes.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for ContentDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ContentDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContentDigest({self})")
+    }
+}
+
+/// A number that no two generations of one process share. It grows with every load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Generation(u64);
+
+impl Generation {
+    /// The generation before the first load of a counter.
+    pub const ZERO: Generation = Generation(0);
+
+    /// The generation after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Generation(self.0 + 1)
+    }
+
+    /// The number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "generation {}", self.0)
+    }
+}
+
+/// One generation of an adapter. A name is only a key by which a pool finds it; the base model has no `AdapterId`
+/// (it is [`Route::Base`](crate::Route::Base)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdapterId {
+    /// What it contains: keys of prefix caches use this, so a reload of equal contents keeps its cache.
+    pub content: ContentDigest,
+    /// Which residence it is: leases compare both.
+    pub generation: Generation,
+}

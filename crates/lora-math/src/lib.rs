@@ -1,0 +1,42 @@
+//! Layout, routing and identity for serving many LoRA adapters on one base model.
+//!
+//! This crate is pure arithmetic on sizes and indices: no GPU, no I/O, no threads, no `unsafe`, no C compiler.
+//! Packing, kernels, peers and tests all read the same [`SlotLayout`], so no offset is computed twice.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`shape`] | what a model's layers carry: [`ModelShape`], [`Module`], [`Features`] |
+//! | [`layout`] | where A and B of every site stand in a slot image: [`SlotLayout`] |
+//! | [`abi`] | the structs that pools write and kernels read: [`SiteEntry`], [`RowEntry`], [`RowGroup`] |
+//! | [`scaling`], [`patterns`] | alpha / rank, rank and alpha patterns |
+//! | [`selection`] | what a request asks for → [`Route`] |
+//! | [`rows`] | the row metadata of a step |
+//! | [`moe_route`] | how a row meets its adapter's expert deltas |
+//! | [`victim`] | which slot to evict |
+//! | [`identity`] | [`AdapterId`]: content digest and generation |
+//! | [`tensor_parallel`] | how A and B are cut over ranks |
+#![forbid(unsafe_code)]
+
+pub mod abi;
+pub mod identity;
+pub mod layout;
+pub mod module;
+pub mod moe_route;
+pub mod patterns;
+pub mod rows;
+pub mod scaling;
+pub mod selection;
+pub mod shape;
+pub mod site;
+pub mod tensor_parallel;
+pub mod victim;
+
+pub use abi::{RowEntry, RowGroup, SiteEntry};
+pub use identity::{AdapterId, ContentDigest, Generation};
+pub use layout::{LayoutError, LayoutOptions, PackedLayout, SiteSpan, SlotDtype, SlotLayout};
+pub use module::{Module, ModuleSet};
+pub use moe_route::MoeRoute;
+pub use rows::{RowAdapter, RowRun, StepRows};
+pub use selection::{AdapterSelection, Route};
+pub use shape::{Features, LayerShape, ModelShape};
+pub use site::{Site, SlotId};

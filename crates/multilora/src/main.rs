@@ -1,0 +1,2 @@
+//! The multilora command line.
+fn main() {}
