@@ -1,2 +1,54 @@
-//! Tasks of the repository.
-fn main() {}
+//! Tasks of the repository: `cargo xtask <task>`. One file a task; this one only dispatches.
+//!
+//! Nothing here is needed to build or use the crates.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod deps;
+mod fetch;
+mod tidy;
+
+/// Tasks of the multilora repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Ask one question of the base model and of the demo adapters, all in one batch.
+    Demo(demo::DemoArgs),
+    /// Download the demo's base model into target/demo/models.
+    FetchModel,
+    /// Check which crate may depend on which.
+    Deps,
+    /// Check what no compiler checks: heads of files, lengths, words that must not stand in the tree.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Demo(args) => demo::run(&args),
+        Task::FetchModel => fetch::model(false).map(|path| println!("{}", path.display())),
+        Task::Deps => deps::run(),
+        Task::Tidy => tidy::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
+}
