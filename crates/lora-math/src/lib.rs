@@ -9,6 +9,7 @@
 //! | [`layout`] | where A and B of every site stand in a slot image: [`SlotLayout`] |
 //! | [`abi`] | the structs that pools write and kernels read: [`SiteEntry`], [`RowEntry`], [`RowGroup`] |
 //! | [`scaling`], [`patterns`] | alpha / rank, rank and alpha patterns |
+//! | [`site_table`] | the slot table on the host, and with it the scale table: [`SiteTable`] |
 //! | [`selection`] | what a request asks for → [`Route`] |
 //! | [`rows`] | the row metadata of a step |
 //! | [`moe_route`] | how a row meets its adapter's expert deltas |
@@ -28,6 +29,7 @@ pub mod scaling;
 pub mod selection;
 pub mod shape;
 pub mod site;
+pub mod site_table;
 pub mod tensor_parallel;
 pub mod victim;
 
@@ -37,6 +39,8 @@ pub use layout::{LayoutError, LayoutOptions, PackedLayout, SiteSpan, SlotDtype, 
 pub use module::{Module, ModuleSet};
 pub use moe_route::MoeRoute;
 pub use rows::{RowAdapter, RowRun, StepRows};
+pub use scaling::ScalingRule;
 pub use selection::{AdapterSelection, Route};
 pub use shape::{Features, LayerShape, ModelShape};
 pub use site::{Site, SlotId};
+pub use site_table::SiteTable;
