@@ -8,7 +8,8 @@
 //! | [`shape`] | what a model's layers carry: [`ModelShape`], [`Module`], [`Features`] |
 //! | [`layout`] | where A and B of every site stand in a slot image: [`SlotLayout`] |
 //! | [`abi`] | the structs that pools write and kernels read: [`SiteEntry`], [`RowEntry`], [`RowGroup`] |
-//! | [`scaling`], [`patterns`] | alpha / rank, rank and alpha patterns |
+//! | [`scaling`] | alpha / rank or alpha / √rank: [`ScalingRule`] |
+//! | [`patterns`] | which entry of `rank_pattern` and `alpha_pattern` a module takes: [`Patterns`](patterns::Patterns) |
 //! | [`site_table`] | the slot table on the host, and with it the scale table: [`SiteTable`] |
 //! | [`selection`] | what a request asks for → [`Route`] |
 //! | [`rows`] | the row metadata of a step |
