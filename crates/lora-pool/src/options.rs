@@ -1,0 +1,23 @@
+//! What a pool is opened with.
+
+use lora_math::{ModuleSet, SlotDtype};
+
+/// Size and element type of a pool's slots. Write `..PoolOptions::default()` behind the fields you set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Number of slots: how many generations can be resident at once.
+    pub num_slots: usize,
+    /// The largest rank that a site may have.
+    pub max_rank: usize,
+    /// The modules that a slot covers, as far as the model carries them.
+    pub modules: ModuleSet,
+    /// Element type of every A and B in the pool.
+    pub dtype: SlotDtype,
+}
+
+impl Default for PoolOptions {
+    /// 4 slots of rank 16 over attention and dense MLP, in bf16.
+    fn default() -> Self {
+        PoolOptions { num_slots: 4, max_rank: 16, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16 }
+    }
+}

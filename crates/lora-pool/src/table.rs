@@ -1,0 +1,21 @@
+//! Where the slot table is, for those who launch kernels on it.
+
+use lora_math::SlotDtype;
+
+/// The slot table of a pool: `SiteEntry[num_slots][num_sites]` at an address that is fixed for the pool's life.
+///
+/// # Who may read it, and when
+/// A step may read the rows of the slots on which it holds leases, and the A and B that they point to, as long as it
+/// holds them. All other rows may be stale, or be written at this moment: no reference may be made over the whole table.
+/// The addresses are good as long as the pool lives, and a lease keeps its pool alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableRef {
+    /// Device address of the entry of slot 0 and site 0.
+    pub address: u64,
+    /// Rows of the table.
+    pub num_slots: usize,
+    /// Entries of a row: sites in layout order.
+    pub num_sites: usize,
+    /// Element type of every A and B.
+    pub dtype: SlotDtype,
+}
