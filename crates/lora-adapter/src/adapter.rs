@@ -1,0 +1,128 @@
+//! An adapter: its pairs by site, their digest, and what a reader should know about it.
+//!
+//! Self-consistent and checked, but knows nothing of a base model: [`prepare`](crate::prepare()) brings the two together.
+
+use std::collections::BTreeMap;
+
+use lora_math::module::Part;
+use lora_math::{ContentDigest, Site};
+
+use crate::error::{LoadError, Reason, Reasons};
+
+use crate::notes::{Note, Origin};
+use crate::pair::LoraPair;
+
+/// A checked adapter. Cloning shares the bytes of its matrices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    pairs: BTreeMap<Site, LoraPair>,
+    content: ContentDigest,
+    notes: Vec<Note>,
+    origin: Origin,
+}
+
+impl Adapter {
+    /// An adapter made in memory.
+    ///
+    /// # Errors
+    /// No pair at all, a site given twice, or a module at a kind of site where it cannot stand.
+    pub fn from_pairs(pairs: impl IntoIterator<Item = (Site, LoraPair)>) -> Result<Adapter, LoadError> {
+        let mut reasons = Reasons::default();
+        let mut by_site = BTreeMap::new();
+        for (site, pair) in pairs {
+            if !stands(site) {
+                reasons.push(None, Reason::MisplacedSite { site });
+            }
+            if by_site.insert(site, pair.named_by(site)).is_some() {
+                reasons.push(None, Reason::DuplicateSite { site });
+            }
+        }
+        if by_site.is_empty() {
+            reasons.push(None, Reason::NoPairs { num_tensors: 0 });
+        }
+        reasons.into_result(None)?;
+        Ok(Adapter::new(by_site, Vec::new(), Origin::default()))
+    }
+
+    pub(crate) fn new(pairs: BTreeMap<Site, LoraPair>, notes: Vec<Note>, origin: Origin) -> Self {
+        let content = digest(&pairs);
+        Adapter { pairs, content, notes, origin }
+    }
+
+    /// Digest of everything that decides what the adapter does: equal for equal contents, whatever the order of keys in
+    /// its files.
+    ///
+    /// BLAKE3 in its key-derivation mode, context `multilora adapter content 1`, over: the number of sites (u64); for
+    /// each site ascending its kind (u8: 0 a layer's, 1 an expert's, 2 embedding or head), layer (u64), expert (u64),
+    /// module name (length as u8, then UTF-8), scaling (bits of the f32); for A then B the dtype name (length as u8, then
+    /// UTF-8), rows (u64), columns (u64), and the 32-byte BLAKE3 digest of its bytes. Integers are little-endian, absent
+    /// ones 0. Alpha and ranks of the config count only through the scaling; notes and origin do not count.
+    pub fn content(&self) -> ContentDigest {
+        self.content
+    }
+
+    /// The pairs by site, ascending.
+    pub fn pairs(&self) -> impl ExactSizeIterator<Item = (Site, &LoraPair)> {
+        self.pairs.iter().map(|(site, pair)| (*site, pair))
+    }
+
+    /// The pair at a site; none where the adapter leaves the base model as it is.
+    pub fn pair(&self, site: Site) -> Option<&LoraPair> {
+        self.pairs.get(&site)
+    }
+
+    /// The largest rank of any site.
+    pub fn max_rank(&self) -> usize {
+        self.pairs.values().map(LoraPair::rank).max().unwrap_or_default()
+    }
+
+    /// What was accepted and is worth knowing.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// What the files say about where they come from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+}
+
+/// Whether a module may stand at this kind of site.
+fn stands(site: Site) -> bool {
+    match site {
+        Site::Layer { module, .. } => module.part() == Part::Layer,
+        Site::Expert { module, .. } => module.part() == Part::Expert,
+        Site::Vocabulary { module } => module.part() == Part::Vocabulary,
+        _ => false,
+    }
+}
+
+fn digest(pairs: &BTreeMap<Site, LoraPair>) -> ContentDigest {
+    let mut hasher = blake3::Hasher::new_derive_key("multilora adapter content 1");
+    let number = |hasher: &mut blake3::Hasher, value: usize| {
+        hasher.update(&(value as u64).to_le_bytes());
+    };
+    let text = |hasher: &mut blake3::Hasher, text: &str| {
+        hasher.update(&[text.len() as u8]).update(text.as_bytes());
+    };
+    number(&mut hasher, pairs.len());
+    for (&site, pair) in pairs {
+        let (kind, expert) = match site {
+            Site::Expert { expert, .. } => (1, expert),
+            Site::Vocabulary { .. } => (2, 0),
+            _ => (0, 0),
+        };
+        hasher.update(&[kind]);
+        number(&mut hasher, site.layer_index().unwrap_or_default());
+        number(&mut hasher, expert);
+        text(&mut hasher, site.module().name());
+        hasher.update(&pair.scaling().to_bits().to_le_bytes());
+        for matrix in [pair.a(), pair.b()] {
+            text(&mut hasher, matrix.dtype().name());
+            number(&mut hasher, matrix.rows());
+            number(&mut hasher, matrix.cols());
+            hasher.update(matrix.digest());
+        }
+    }
+    ContentDigest::new(*hasher.finalize().as_bytes())
+}

@@ -1,0 +1,389 @@
+//! A or B of one site: a row-major matrix of finite numbers, and its conversion to the dtype of a slot.
+//!
+//! Every [`Matrix`] is checked and digested when it is made, in one pass over its bytes, so nothing behind it has to ask
+//! again whether a value is finite. It shares its bytes with the buffer that was read from the file and never copies
+//! them.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use lora_math::SlotDtype;
+use serde::Serialize;
+use thiserror::Error;
+
+/// Bytes that are digested and checked together: small enough to be in cache for the second look.
+const BLOCK_BYTES: usize = 64 * 1024;
+
+/// Element type of a matrix as it stands in a file. All are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum FileDtype {
+    /// IEEE double precision.
+    F64,
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl FileDtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            FileDtype::F64 => 8,
+            FileDtype::F32 => 4,
+            FileDtype::F16 | FileDtype::Bf16 => 2,
+        }
+    }
+
+    /// The name in reports and digests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FileDtype::F64 => "f64",
+            FileDtype::F32 => "f32",
+            FileDtype::F16 => "f16",
+            FileDtype::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for FileDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a matrix cannot be made or converted. Never worth a retry: the bytes themselves are at fault.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum MatrixError {
+    /// A side is 0.
+    #[error("{tensor}: shape [{rows}, {cols}] holds nothing")]
+    Empty {
+        /// The matrix.
+        tensor: Arc<str>,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+    },
+    /// Shape and number of elements disagree.
+    #[error("{tensor}: shape [{rows}, {cols}] does not fit {found} elements")]
+    WrongLength {
+        /// The matrix.
+        tensor: Arc<str>,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// An element is infinite or not a number.
+    #[error("{tensor}: element [{row}, {col}] is {value}; every element must be finite")]
+    NonFinite {
+        /// The matrix.
+        tensor: Arc<str>,
+        /// Row of the first such element.
+        row: usize,
+        /// Its column.
+        col: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// An element is finite in the file and infinite in the slot's dtype.
+    #[error("{tensor}: element [{row}, {col}] is {value}, which {} cannot hold (largest {})", .dtype.name(), largest(*.dtype))]
+    Overflow {
+        /// The matrix.
+        tensor: Arc<str>,
+        /// Row of the first such element.
+        row: usize,
+        /// Its column.
+        col: usize,
+        /// Its value.
+        value: f64,
+        /// The dtype that cannot hold it.
+        dtype: SlotDtype,
+    },
+    /// The destination has the wrong size.
+    #[error("{tensor}: the destination has {found} bytes, {expected} are needed")]
+    WrongDestination {
+        /// The matrix.
+        tensor: Arc<str>,
+        /// Bytes needed.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+}
+
+/// The largest finite value of a slot's dtype.
+fn largest(dtype: SlotDtype) -> f64 {
+    match dtype {
+        SlotDtype::F16 => f16::MAX.to_f64(),
+        SlotDtype::Bf16 => bf16::MAX.to_f64(),
+        SlotDtype::F32 => f64::from(f32::MAX),
+    }
+}
+
+/// A row-major matrix of finite numbers in the dtype of its file. Cloning shares the bytes.
+#[derive(Clone)]
+pub struct Matrix {
+    tensor: Arc<str>,
+    rows: usize,
+    cols: usize,
+    dtype: FileDtype,
+    buffer: Arc<Vec<u8>>,
+    range: Range<usize>,
+    digest: [u8; 32],
+}
+
+impl Matrix {
+    /// A matrix in memory, f32. For adapters that do not come from files.
+    ///
+    /// # Errors
+    /// A side of 0, `values` of another length than `rows * cols`, or a value that is not finite.
+    pub fn from_f32(rows: usize, cols: usize, values: &[f32]) -> Result<Self, MatrixError> {
+        let tensor: Arc<str> = "matrix in memory".into();
+        if rows.checked_mul(cols) != Some(values.len()) {
+            return Err(MatrixError::WrongLength { tensor, rows, cols, found: values.len() });
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let range = 0..bytes.len();
+        Self::from_bytes(tensor, [rows, cols], FileDtype::F32, Arc::new(bytes), range)
+    }
+
+    /// The matrix at `range` of `buffer`. `tensor` is its name in messages.
+    pub(crate) fn from_bytes(
+        tensor: Arc<str>,
+        [rows, cols]: [usize; 2],
+        dtype: FileDtype,
+        buffer: Arc<Vec<u8>>,
+        range: Range<usize>,
+    ) -> Result<Self, MatrixError> {
+        if rows == 0 || cols == 0 {
+            return Err(MatrixError::Empty { tensor, rows, cols });
+        }
+        let bytes = buffer.get(range.clone()).unwrap_or_default();
+        let expected = rows.checked_mul(cols).and_then(|elements| elements.checked_mul(dtype.bytes()));
+        if expected != Some(bytes.len()) {
+            return Err(MatrixError::WrongLength { tensor, rows, cols, found: bytes.len() / dtype.bytes() });
+        }
+        let mut hasher = blake3::Hasher::new();
+        for (block, part) in bytes.chunks(BLOCK_BYTES).enumerate() {
+            hasher.update(part);
+            if let Some((index, value)) = first_non_finite(dtype, part) {
+                let index = block * (BLOCK_BYTES / dtype.bytes()) + index;
+                return Err(MatrixError::NonFinite { tensor, row: index / cols, col: index % cols, value });
+            }
+        }
+        let digest = *hasher.finalize().as_bytes();
+        Ok(Matrix { tensor, rows, cols, dtype, buffer, range, digest })
+    }
+
+    /// The same matrix under another name in messages.
+    pub(crate) fn renamed(self, tensor: Arc<str>) -> Self {
+        Matrix { tensor, ..self }
+    }
+
+    /// Its name in messages: the tensor of the file it came from.
+    pub fn tensor(&self) -> &str {
+        &self.tensor
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Element type of [`Matrix::bytes`].
+    pub fn dtype(&self) -> FileDtype {
+        self.dtype
+    }
+
+    /// The elements, row-major and little-endian, as they stand in the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
+    }
+
+    /// BLAKE3 digest of [`Matrix::bytes`].
+    pub fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    /// The elements as f32, rounded to nearest, ties to even. An f64 beyond the range of f32 becomes infinite here;
+    /// [`Matrix::write_as`] refuses it.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let bytes = self.bytes();
+        match self.dtype {
+            FileDtype::F64 => bytes.as_chunks().0.iter().map(|raw| f64::from_le_bytes(*raw) as f32).collect(),
+            FileDtype::F32 => bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect(),
+            FileDtype::F16 => bytes.as_chunks().0.iter().map(|raw| f16::from_le_bytes(*raw).to_f32()).collect(),
+            FileDtype::Bf16 => bytes.as_chunks().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect(),
+        }
+    }
+
+    /// Writes the elements as `dtype`, little-endian, rounded to nearest, ties to even. What is below the smallest
+    /// number of `dtype` becomes 0.
+    ///
+    /// # Errors
+    /// `out` is not exactly `rows * cols * dtype.bytes()` long, or an element becomes infinite in `dtype`. After an
+    /// error the contents of `out` mean nothing.
+    pub fn write_as(&self, dtype: SlotDtype, out: &mut [u8]) -> Result<(), MatrixError> {
+        let expected = self.num_elements() * dtype.bytes();
+        if out.len() != expected {
+            return Err(MatrixError::WrongDestination { tensor: self.tensor.clone(), expected, found: out.len() });
+        }
+        let finite = convert(self.dtype, self.bytes(), dtype, out);
+        if finite { Ok(()) } else { Err(self.overflow(dtype)) }
+    }
+
+    /// The element at a row-major index. f64 holds every file dtype exactly.
+    fn value(&self, index: usize) -> f64 {
+        let size = self.dtype.bytes();
+        element(self.dtype, &self.bytes()[index * size..(index + 1) * size])
+    }
+
+    fn overflow(&self, dtype: SlotDtype) -> MatrixError {
+        let too_large = |raw: &[u8]| !convert(self.dtype, raw, dtype, &mut [0; 4][..dtype.bytes()]);
+        let index = self.bytes().chunks_exact(self.dtype.bytes()).position(too_large).unwrap_or_default();
+        MatrixError::Overflow {
+            tensor: self.tensor.clone(),
+            row: index / self.cols,
+            col: index % self.cols,
+            value: self.value(index),
+            dtype,
+        }
+    }
+}
+
+impl PartialEq for Matrix {
+    /// Equal shapes, dtypes and bytes; the name does not count.
+    fn eq(&self, other: &Self) -> bool {
+        (self.rows, self.cols, self.dtype) == (other.rows, other.cols, other.dtype) && self.bytes() == other.bytes()
+    }
+}
+
+impl fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Matrix({}, [{}, {}] {})", self.tensor, self.rows, self.cols, self.dtype)
+    }
+}
+
+fn element(dtype: FileDtype, bytes: &[u8]) -> f64 {
+    let mut raw = [0u8; 8];
+    raw[..bytes.len()].copy_from_slice(bytes);
+    let [b0, b1, b2, b3, ..] = raw;
+    match dtype {
+        FileDtype::F64 => f64::from_le_bytes(raw),
+        FileDtype::F32 => f64::from(f32::from_le_bytes([b0, b1, b2, b3])),
+        FileDtype::F16 => f16::from_le_bytes([b0, b1]).to_f64(),
+        FileDtype::Bf16 => bf16::from_le_bytes([b0, b1]).to_f64(),
+    }
+}
+
+/// Index and value of the first element that is infinite or not a number.
+fn first_non_finite(dtype: FileDtype, bytes: &[u8]) -> Option<(usize, f64)> {
+    // All bits of the exponent set: looked for without branches, so that the loop becomes SIMD.
+    let bad = match dtype {
+        FileDtype::F64 => any_all_ones::<8>(bytes, 0x7ff0_0000_0000_0000),
+        FileDtype::F32 => any_all_ones::<4>(bytes, 0x7f80_0000),
+        FileDtype::F16 => any_all_ones::<2>(bytes, 0x7c00),
+        FileDtype::Bf16 => any_all_ones::<2>(bytes, 0x7f80),
+    };
+    if !bad {
+        return None;
+    }
+    let values = bytes.chunks_exact(dtype.bytes()).map(|bytes| element(dtype, bytes));
+    values.enumerate().find(|(_, value)| !value.is_finite())
+}
+
+fn any_all_ones<const SIZE: usize>(bytes: &[u8], mask: u64) -> bool {
+    let (elements, _) = bytes.as_chunks::<SIZE>();
+    match SIZE {
+        2 => {
+            let mask = mask as u16;
+            elements.iter().fold(false, |bad, e| bad | (u16::from_le_bytes([e[0], e[1]]) & mask == mask))
+        }
+        4 => {
+            let mask = mask as u32;
+            elements.iter().fold(false, |bad, e| bad | (u32::from_le_bytes([e[0], e[1], e[2], e[3]]) & mask == mask))
+        }
+        _ => elements.iter().fold(false, |bad, e| {
+            let mut raw = [0u8; 8];
+            raw.copy_from_slice(e);
+            bad | (u64::from_le_bytes(raw) & mask == mask)
+        }),
+    }
+}
+
+/// Converts every element; false when one became infinite. The lengths match.
+///
+/// Every element is rounded once: f32 holds the two half types exactly, and an f64 goes to a half type by
+/// [`round_to_odd`].
+fn convert(from: FileDtype, bytes: &[u8], to: SlotDtype, out: &mut [u8]) -> bool {
+    match (from, to) {
+        (FileDtype::F32, SlotDtype::F32) | (FileDtype::F16, SlotDtype::F16) | (FileDtype::Bf16, SlotDtype::Bf16) => {
+            out.copy_from_slice(bytes);
+            true
+        }
+        (FileDtype::F64, SlotDtype::F32) => narrow::<8>(bytes, to, out, |raw| f64::from_le_bytes(raw) as f32),
+        (FileDtype::F64, _) => narrow::<8>(bytes, to, out, |raw| round_to_odd(f64::from_le_bytes(raw))),
+        (FileDtype::F32, _) => narrow::<4>(bytes, to, out, f32::from_le_bytes),
+        (FileDtype::F16, _) => narrow::<2>(bytes, to, out, |raw| f16::from_le_bytes(raw).to_f32()),
+        (FileDtype::Bf16, _) => narrow::<2>(bytes, to, out, |raw| bf16::from_le_bytes(raw).to_f32()),
+    }
+}
+
+fn narrow<const SIZE: usize>(bytes: &[u8], to: SlotDtype, out: &mut [u8], read: impl Fn([u8; SIZE]) -> f32) -> bool {
+    let elements = bytes.as_chunks::<SIZE>().0.iter().map(|raw| read(*raw));
+    let mut finite = true;
+    match to {
+        SlotDtype::F16 => {
+            for (value, out) in elements.map(f16::from_f32).zip(out.as_chunks_mut::<2>().0) {
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+        SlotDtype::Bf16 => {
+            for (value, out) in elements.map(bf16::from_f32).zip(out.as_chunks_mut::<2>().0) {
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+        SlotDtype::F32 => {
+            for (value, out) in elements.zip(out.as_chunks_mut::<4>().0) {
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+    }
+    finite
+}
+
+/// The f32 next to `value` towards zero, with the last bit set when `value` lies between two f32. Rounding that to a
+/// type with at least two bits fewer gives what rounding `value` itself would: the set bit keeps a tie from looking
+/// exact.
+fn round_to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || near.is_infinite() {
+        return near;
+    }
+    let away_from_zero = f64::from(near).abs() > value.abs();
+    f32::from_bits((near.to_bits() - u32::from(away_from_zero)) | 1)
+}

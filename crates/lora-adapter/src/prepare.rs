@@ -1,0 +1,159 @@
+//! An adapter and a model together: every site checked against the model's shape.
+//!
+//! [`PreparedAdapter`] is the only thing a pool installs, so a pool never meets a pair that has no place in its model.
+
+use std::collections::BTreeSet;
+
+use lora_math::{ContentDigest, Features, ModelShape, Module, Site};
+use thiserror::Error;
+
+use crate::adapter::Adapter;
+use crate::matrix::FileDtype;
+use crate::pair::LoraPair;
+
+/// An adapter that fits one model shape, site by site.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreparedAdapter {
+    adapter: Adapter,
+    shape: ModelShape,
+}
+
+/// Why an adapter does not fit a model: every reason, in the order of sites. Its text has one line for each.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("the adapter does not fit the model, {} reasons:{}", .reasons.len(), lines(.reasons))]
+pub struct Refusal {
+    /// At least one.
+    pub reasons: Vec<Misfit>,
+}
+
+/// One site of an adapter that does not fit the model.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Misfit {
+    /// The model has fewer layers.
+    #[error("{site}: the model has layers 0 to {} (tensor {tensor})", .num_layers.saturating_sub(1))]
+    UnknownLayer {
+        /// The site.
+        site: Site,
+        /// Layers of the model.
+        num_layers: usize,
+        /// A of the pair.
+        tensor: String,
+    },
+    /// The layer, or the model, has no such module.
+    #[error("{site}: the model has no such module there, only {} (tensor {tensor})", names(.carried))]
+    UnknownModule {
+        /// The site.
+        site: Site,
+        /// What the layer carries.
+        carried: Vec<Module>,
+        /// A of the pair.
+        tensor: String,
+    },
+    /// A has another width than the model's module.
+    #[error("{site}: in_features is {found}, the model has {expected} (tensor {tensor})")]
+    InFeatures {
+        /// The site.
+        site: Site,
+        /// Of the model.
+        expected: usize,
+        /// Of the adapter.
+        found: usize,
+        /// A of the pair.
+        tensor: String,
+    },
+    /// B has another height than the model's module.
+    #[error("{site}: out_features is {found}, the model has {expected} (tensor {tensor})")]
+    OutFeatures {
+        /// The site.
+        site: Site,
+        /// Of the model.
+        expected: usize,
+        /// Of the adapter.
+        found: usize,
+        /// B of the pair.
+        tensor: String,
+    },
+}
+
+/// Checks every site of `adapter` against `shape`.
+///
+/// # Errors
+/// Every site that has no place in the model or another size there. Worth a retry only with another model.
+pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, Refusal> {
+    let reasons: Vec<Misfit> = adapter.pairs().flat_map(|(site, pair)| misfits(site, pair, shape)).collect();
+    if reasons.is_empty() { Ok(PreparedAdapter { adapter, shape: shape.clone() }) } else { Err(Refusal { reasons }) }
+}
+
+fn misfits(site: Site, pair: &LoraPair, shape: &ModelShape) -> Vec<Misfit> {
+    let tensor = || pair.a().tensor().to_owned();
+    let Some(Features { in_features, out_features }) = shape.features(site) else {
+        let layer = site.layer_index().map(|layer| shape.layers().get(layer));
+        let misfit = match layer {
+            Some(None) => Misfit::UnknownLayer { site, num_layers: shape.num_layers(), tensor: tensor() },
+            Some(Some(layer)) => {
+                let carried = layer.modules().iter().map(|(module, _)| *module).collect();
+                Misfit::UnknownModule { site, carried, tensor: tensor() }
+            }
+            None => Misfit::UnknownModule { site, carried: Vec::new(), tensor: tensor() },
+        };
+        return vec![misfit];
+    };
+    let mut found = Vec::new();
+    if pair.in_features() != in_features {
+        found.push(Misfit::InFeatures { site, expected: in_features, found: pair.in_features(), tensor: tensor() });
+    }
+    if pair.out_features() != out_features {
+        let tensor = pair.b().tensor().to_owned();
+        found.push(Misfit::OutFeatures { site, expected: out_features, found: pair.out_features(), tensor });
+    }
+    found
+}
+
+impl PreparedAdapter {
+    /// The adapter itself.
+    pub fn adapter(&self) -> &Adapter {
+        &self.adapter
+    }
+
+    /// The shape that it fits.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// Digest of what it does; see [`Adapter::content`].
+    pub fn content(&self) -> ContentDigest {
+        self.adapter.content()
+    }
+
+    /// The pair at a site; none where the adapter leaves the base model as it is.
+    pub fn pair(&self, site: Site) -> Option<&LoraPair> {
+        self.adapter.pair(site)
+    }
+
+    /// The pairs by site, ascending.
+    pub fn pairs(&self) -> impl ExactSizeIterator<Item = (Site, &LoraPair)> {
+        self.adapter.pairs()
+    }
+
+    /// The largest rank of any site.
+    pub fn max_rank(&self) -> usize {
+        self.adapter.max_rank()
+    }
+
+    /// Every dtype that its matrices have in the file.
+    pub fn dtypes(&self) -> BTreeSet<FileDtype> {
+        self.pairs().flat_map(|(_, pair)| [pair.a().dtype(), pair.b().dtype()]).collect()
+    }
+}
+
+fn lines(reasons: &[Misfit]) -> String {
+    reasons.iter().map(|reason| format!("\n  {reason}")).collect()
+}
+
+fn names(modules: &[Module]) -> String {
+    if modules.is_empty() {
+        return "no modules".to_owned();
+    }
+    modules.iter().map(|module| module.name()).collect::<Vec<_>>().join(", ")
+}
