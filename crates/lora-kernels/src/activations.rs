@@ -1,0 +1,175 @@
+//! Views of activations, and the buffer between shrink and expand.
+//!
+//! Activations are row-major f32: row `i` of width `w` stands at `data[i · w..][..w]`. The views borrow; only
+//! [`ShrinkBuffer`] owns memory, and only when it is made.
+
+use crate::error::KernelError;
+
+/// Input rows, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    data: &'a [f32],
+    width: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Views `data` as rows of `width` values.
+    pub fn new(data: &'a [f32], width: usize) -> Result<Self, KernelError> {
+        check_whole_rows(data.len(), width)?;
+        Ok(Rows { data, width })
+    }
+
+    /// Number of rows.
+    pub fn num_rows(&self) -> usize {
+        self.data.len() / self.width
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// All rows, one after the other.
+    pub fn data(&self) -> &'a [f32] {
+        self.data
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If `row` is not below [`num_rows`](Self::num_rows).
+    pub fn row(&self, row: usize) -> &'a [f32] {
+        &self.data[row * self.width..][..self.width]
+    }
+}
+
+/// Output rows, row-major.
+#[derive(Debug)]
+pub struct RowsMut<'a> {
+    data: &'a mut [f32],
+    width: usize,
+}
+
+impl<'a> RowsMut<'a> {
+    /// Views `data` as rows of `width` values.
+    pub fn new(data: &'a mut [f32], width: usize) -> Result<Self, KernelError> {
+        check_whole_rows(data.len(), width)?;
+        Ok(RowsMut { data, width })
+    }
+
+    /// Number of rows.
+    pub fn num_rows(&self) -> usize {
+        self.data.len() / self.width
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// All rows, one after the other.
+    pub fn data_mut(&mut self) -> &mut [f32] {
+        self.data
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If `row` is not below [`num_rows`](Self::num_rows).
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.data[row * self.width..][..self.width]
+    }
+
+    /// The same rows, borrowed for a shorter time.
+    pub fn reborrow(&mut self) -> RowsMut<'_> {
+        RowsMut { data: self.data, width: self.width }
+    }
+}
+
+fn check_whole_rows(values: usize, width: usize) -> Result<(), KernelError> {
+    if width == 0 || !values.is_multiple_of(width) {
+        return Err(KernelError::RaggedRows { values, width });
+    }
+    Ok(())
+}
+
+/// Largest sizes of a [`ShrinkBuffer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShrinkCapacity {
+    /// Entries of a step (uses of adapters by rows); a delta works through its run in pieces of as many rows.
+    pub max_entries: usize,
+    /// Sites of one call: 3 for q, k and v.
+    pub max_sites: usize,
+    /// The largest rank of the pool.
+    pub max_rank: usize,
+}
+
+/// h, the values between shrink and expand: `[entries][sites][max_rank]` f32, made once at its largest size.
+///
+/// Only the first `rank` values of an entry at a site are written and read; the others are stale.
+#[derive(Clone, Debug)]
+pub struct ShrinkBuffer {
+    capacity: ShrinkCapacity,
+    h: Vec<f32>,
+    held_entries: usize,
+    held_sites: usize,
+}
+
+impl ShrinkBuffer {
+    /// A buffer of this size; nothing is allocated after this.
+    pub fn new(capacity: ShrinkCapacity) -> Self {
+        let ShrinkCapacity { max_entries, max_sites, max_rank } = capacity;
+        let h = vec![0.0; max_entries * max_sites * max_rank];
+        ShrinkBuffer { capacity, h, held_entries: 0, held_sites: 0 }
+    }
+
+    /// What the buffer was made for.
+    pub fn capacity(&self) -> ShrinkCapacity {
+        self.capacity
+    }
+
+    /// h of an entry of the last shrink at the site with this position in the call; the first `rank` values count.
+    ///
+    /// # Panics
+    /// If the last shrink had no such entry or site.
+    pub fn values(&self, entry: usize, site: usize) -> &[f32] {
+        assert!(entry < self.held_entries && site < self.held_sites, "no entry {entry} or site {site} is held");
+        &self.h[self.offset(entry, site)..][..self.capacity.max_rank]
+    }
+
+    /// Checks that a shrink of this size fits.
+    pub(crate) fn check_fits(&self, entries: usize, sites: usize) -> Result<(), KernelError> {
+        let ShrinkCapacity { max_entries, max_sites, .. } = self.capacity;
+        if entries > max_entries || sites > max_sites {
+            return Err(KernelError::ShrinkTooLarge { entries, sites, max_entries, max_sites });
+        }
+        Ok(())
+    }
+
+    /// Checks that the last shrink was of this size.
+    pub(crate) fn check_holds(&self, entries: usize, sites: usize) -> Result<(), KernelError> {
+        let ShrinkBuffer { held_entries, held_sites, .. } = *self;
+        if (entries, sites) != (held_entries, held_sites) {
+            return Err(KernelError::ShrinkMismatch { entries, sites, held_entries, held_sites });
+        }
+        Ok(())
+    }
+
+    /// Says what the next writes are of; [`check_fits`](Self::check_fits) comes before.
+    pub(crate) fn hold(&mut self, entries: usize, sites: usize) {
+        (self.held_entries, self.held_sites) = (entries, sites);
+    }
+
+    /// Where h of an entry at a site starts in [`h_mut`](Self::h_mut).
+    pub(crate) fn offset(&self, entry: usize, site: usize) -> usize {
+        (entry * self.held_sites + site) * self.capacity.max_rank
+    }
+
+    pub(crate) fn h(&self) -> &[f32] {
+        &self.h
+    }
+
+    pub(crate) fn h_mut(&mut self) -> &mut [f32] {
+        &mut self.h
+    }
+}
