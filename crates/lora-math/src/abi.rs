@@ -65,7 +65,8 @@ pub struct RowGroup {
 /// Largest number of entries in a [`RowGroup`].
 pub const MAX_GROUP_ROWS: usize = 8;
 
-/// The number that a kernel reads as the slot of a row: the slot's index, or −1 for a base or padding row.
+/// The number that a kernel reads as the slot of a row: the slot's index, or −1 for a base or padding row. Slots are
+/// below 2³¹: no [`SiteTable`](crate::SiteTable) has more.
 pub fn row_slot(route: Route) -> i32 {
     match route {
         Route::Base => -1,

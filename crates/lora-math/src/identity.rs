@@ -65,3 +65,28 @@ pub struct AdapterId {
     /// Which residence it is: leases compare both.
     pub generation: Generation,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_of_equal_contents_is_another_generation() {
+        let content = ContentDigest::new([0xa5; 32]);
+        let first = AdapterId { content, generation: Generation::ZERO.next() };
+        let second = AdapterId { content, generation: first.generation.next() };
+        assert_ne!(first, second);
+        assert_eq!(first.content, second.content);
+        assert!(first.generation < second.generation);
+        assert_eq!((first.generation.number(), second.generation.number()), (1, 2));
+    }
+
+    #[test]
+    fn a_digest_is_shown_in_hex() {
+        let mut bytes = [0; 32];
+        (bytes[0], bytes[31]) = (0x0f, 0xf0);
+        let digest = ContentDigest::new(bytes);
+        assert_eq!(digest.to_string(), format!("0f{}f0", "0".repeat(60)));
+        assert_eq!(digest.bytes(), &bytes);
+    }
+}

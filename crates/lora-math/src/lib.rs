@@ -17,6 +17,8 @@
 //! | [`victim`] | which slot to evict |
 //! | [`identity`] | [`AdapterId`]: content digest and generation |
 //! | [`tensor_parallel`] | how A and B are cut over ranks |
+#![doc = ""]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod abi;

@@ -252,3 +252,6 @@ pub fn routed_runs(routes: &[Route], active: Option<SlotId>) -> Vec<RowRun> {
     }
     runs
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,8 +41,8 @@ pub enum SiteTableError {
         /// Its scaling.
         scaling: f32,
     },
-    /// The table does not fit in the address space.
-    #[error("a table of {num_slots} slots by {num_sites} sites does not fit in the address space")]
+    /// The table does not fit in the address space, or has more slots than kernels can number.
+    #[error("a table of {num_slots} slots by {num_sites} sites is too large")]
     TooLarge {
         /// Slots asked for.
         num_slots: usize,
@@ -62,9 +62,11 @@ pub struct SiteTable {
 impl SiteTable {
     /// A table whose slots are all empty. `num_sites` is [`SlotLayout::num_sites`](crate::SlotLayout::num_sites).
     pub fn new(num_slots: usize, num_sites: usize) -> Result<Self, SiteTableError> {
+        let numbered = i32::try_from(num_slots).is_ok();
+        let fits = |entries: &usize| entries.checked_mul(SiteEntry::BYTES).is_some_and(|b| isize::try_from(b).is_ok());
         let num_entries = num_slots
             .checked_mul(num_sites)
-            .filter(|entries| entries.checked_mul(SiteEntry::BYTES).is_some_and(|bytes| bytes <= isize::MAX as usize))
+            .filter(|entries| numbered && fits(entries))
             .ok_or(SiteTableError::TooLarge { num_slots, num_sites })?;
         Ok(SiteTable { num_slots, num_sites, entries: vec![SiteEntry::EMPTY; num_entries] })
     }
@@ -129,6 +131,12 @@ impl SiteTable {
         self.row(slot).ok().and_then(|row| row.get(site)).map_or(0.0, |entry| entry.scaling)
     }
 
+    /// The pair of `slot` at the site with index `site` (a layout's [`site_index`](crate::SlotLayout::site_index) of the
+    /// layer and module); none where [`scaling`](Self::scaling) is 0 for lack of a pair.
+    pub fn pair(&self, slot: SlotId, site: usize) -> Option<SiteEntry> {
+        self.row(slot).ok()?.get(site).copied().filter(|entry| entry.rank != 0)
+    }
+
     /// Index of the first entry of `slot`.
     fn row_start(&self, slot: SlotId) -> Result<usize, SiteTableError> {
         if slot.index() < self.num_slots {
@@ -165,6 +173,8 @@ mod tests {
         table.set_row(slot, &[entry(4, 2.0), entry(0, 9.0)])?;
         assert_eq!((table.scaling(slot, 0), table.scaling(slot, 1)), (2.0, 0.0));
         assert_eq!(table.row(slot)?, [entry(4, 2.0), SiteEntry::EMPTY]);
+        assert_eq!((table.pair(slot, 0), table.pair(slot, 1)), (Some(entry(4, 2.0)), None));
+        assert_eq!((table.pair(slot, 2), table.pair(SlotId::new(9), 0)), (None, None));
         for other in [SlotId::new(0), SlotId::new(2)] {
             assert_eq!(table.row(other)?, [SiteEntry::EMPTY; 2]);
         }
@@ -201,7 +211,8 @@ mod tests {
         assert_eq!(table.row_bytes(far), Err(out_of_range));
         assert_eq!(table, before);
         assert!(matches!(SiteTable::new(usize::MAX, 2), Err(SiteTableError::TooLarge { .. })));
-        assert!(matches!(SiteTable::new(usize::MAX / 24, 1), Err(SiteTableError::TooLarge { .. })));
+        assert!(matches!(SiteTable::new(1, usize::MAX / 24), Err(SiteTableError::TooLarge { .. })));
+        assert!(matches!(SiteTable::new(1 << 31, 0), Err(SiteTableError::TooLarge { .. })));
         Ok(())
     }
 }
