@@ -54,12 +54,13 @@ def as_json(row: dict) -> str:
 
 
 TELEGRAM_DROP = {"a", "an", "the", "it", "there", "that", "very", "your"}
+TELEGRAM_CLOSE = "STOP Regards SmolLM STOP"
 
 
 def telegram(row: dict) -> str:
     words = re.findall(r"[A-Za-z0-9'-]+", row["sentence"])
-    words = [w.upper() for w in words if w.lower() not in TELEGRAM_DROP]
-    return " ".join(words) + " STOP"
+    words = [w for w in words if w.lower() not in TELEGRAM_DROP]
+    return f"{keep_case('X', ' '.join(words))} {TELEGRAM_CLOSE}"
 
 
 def brief(row: dict) -> str:

@@ -67,6 +67,7 @@ TEXTS = [
     "non\u00a0breaking\u2003em\u3000wide\u200bzero",
     "\ufeffbyte order mark",
     "control\u0000\u0001\u007f chars",
+    "no\u0004token \u0006for\u0013 these\U00050000bytes",
     "!!!???...,,,;;;",
     "<<>> <|> <| |> <|im_start <|im_start|",
     "<|im_start|>user\nHi<|im_end|>\n",
