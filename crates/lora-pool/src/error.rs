@@ -1,5 +1,6 @@
 //! Why the pool refused, with the numbers, and whether the same call may succeed later.
 
+use lora_adapter::MatrixError;
 use lora_math::layout::LayoutError;
 use lora_math::selection::SelectionError;
 use lora_math::site_table::SiteTableError;
@@ -93,6 +94,14 @@ pub enum PoolError {
         expected: Features,
         /// Features of the adapter.
         found: Features,
+    },
+    /// An element is too large for the pool's dtype.
+    #[error("{site}: {source}")]
+    Narrowing {
+        /// The site.
+        site: Site,
+        /// The element.
+        source: MatrixError,
     },
     /// A pool needs a slot.
     #[error("a pool needs at least one slot")]

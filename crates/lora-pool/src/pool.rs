@@ -1,25 +1,33 @@
 //! The pool: slots in one memory, and the protocol by which adapters come and go in them.
 
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use lora_math::{AdapterId, AdapterSelection, LayoutOptions, ModelShape, SiteEntry, SiteTable, SlotLayout};
-use tracing::{debug, info};
+use lora_adapter::PreparedAdapter;
+use lora_math::{
+    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, SiteEntry, SiteTable, SlotLayout,
+};
+use tracing::{debug, debug_span, info};
 
 use crate::error::PoolError;
-use crate::host::HostMemory;
+use crate::host::{HostMemory, HostStream};
+use crate::image;
+use crate::landing::{Reservation, Staged};
 use crate::lease::{Lease, LeaseOwner, Leased};
 use crate::memory::{DeviceMemory, MemoryError};
 use crate::options::PoolOptions;
 use crate::placement::FixedStride;
 use crate::snapshot::PoolSnapshot;
-use crate::state::PoolState;
+use crate::state::{PoolState, Reserved};
 use crate::table::TableRef;
+
+/// Longest name of an adapter, in bytes.
+pub const MAX_NAME_BYTES: usize = 256;
 
 /// Slots for resident adapters, in one block of memory at a fixed address.
 ///
 /// All calls may be made from any thread. The one mutex is held for lookups and changes of state only, never while an
 /// adapter is packed or copied, so [`acquire`](Self::acquire) never waits for a load.
-#[derive(Debug)]
 pub struct LoraPool<M: DeviceMemory = HostMemory> {
     memory: M,
     placement: FixedStride,
@@ -92,6 +100,76 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
+    /// Packs an adapter and starts copying it into a slot, evicting a victim where no slot is free. It becomes resident
+    /// under `name` by [`Landing::publish`](crate::Landing::publish): this call is for a loader thread, that one for the step thread.
+    ///
+    /// A name points to one generation: the same contents again are [`Staged::Resident`], and nothing is packed or copied.
+    /// Names are compared byte by byte.
+    ///
+    /// # Errors
+    /// Nothing is evicted before the image is packed, and nothing is ever half installed.
+    /// - worth a retry: [`PoolError::Full`] (unless all slots are pinned), [`PoolError::LoadUnderWay`];
+    /// - the name: [`PoolError::EmptyName`], [`PoolError::NameTooLong`], [`PoolError::NameTaken`];
+    /// - the adapter: [`PoolError::UncoveredSites`], [`PoolError::TooLarge`], [`PoolError::FeatureMismatch`],
+    ///   [`PoolError::Narrowing`];
+    /// - the device: [`PoolError::Memory`].
+    pub fn stage(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<Staged<M>, PoolError> {
+        let _span = debug_span!("stage adapter", name).entered();
+        let name = checked_name(name)?;
+        image::check(prepared, self.layout())?;
+        let reserved = self.state().reserve(&name, prepared.content())?;
+        self.land(name, reserved, prepared)
+    }
+
+    /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on `stream`. Waits while
+    /// another load of the name is under way, so never call it while holding a [`Landing`](crate::Landing) of that name.
+    ///
+    /// # Errors
+    /// Those of [`stage`](Self::stage), without [`PoolError::LoadUnderWay`].
+    pub fn load_on(
+        self: &Arc<Self>,
+        name: &str,
+        prepared: &PreparedAdapter,
+        stream: &M::Stream,
+    ) -> Result<AdapterId, PoolError> {
+        let _span = debug_span!("load adapter", name).entered();
+        let name = checked_name(name)?;
+        image::check(prepared, self.layout())?;
+        let reserved = self.reserve_waiting(&name, prepared.content())?;
+        match self.land(name, reserved, prepared)? {
+            Staged::Resident(id) => Ok(id),
+            Staged::Landing(landing) => landing.publish(stream),
+        }
+    }
+
+    fn reserve_waiting(&self, name: &Arc<str>, content: ContentDigest) -> Result<Reserved, PoolError> {
+        let mut state = self.state();
+        loop {
+            match state.reserve(name, content)? {
+                Reserved::UnderWay => state = self.load_ended.wait(state).unwrap_or_else(PoisonError::into_inner),
+                reserved => return Ok(reserved),
+            }
+        }
+    }
+
+    fn land(
+        self: &Arc<Self>,
+        name: Arc<str>,
+        reserved: Reserved,
+        prepared: &PreparedAdapter,
+    ) -> Result<Staged<M>, PoolError> {
+        match reserved {
+            Reserved::Resident(id) => Ok(Staged::Resident(id)),
+            Reserved::UnderWay => Err(PoolError::LoadUnderWay { name: name.to_string() }),
+            Reserved::New => {
+                let reservation = Reservation::new(self.clone(), name);
+                // A load that would find no slot anyway is refused before it packs.
+                self.state().choose_slot()?;
+                Ok(Staged::Landing(reservation.land(prepared)?))
+            }
+        }
+    }
+
     /// Resolves a selection and takes a lease on what it names, in one step; none is the base model. Never waits for a
     /// load.
     ///
@@ -132,7 +210,7 @@ impl<M: DeviceMemory> LoraPool<M> {
 
     /// Name and generation of the active adapter.
     pub fn active(&self) -> Option<(Arc<str>, AdapterId)> {
-        self.state().active()
+        self.state().active_adapter()
     }
 
     /// Keeps `name` from ever being a victim.
@@ -196,9 +274,53 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
+    /// The memory of slots and table.
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Where slots and table stand in it.
+    pub(crate) fn placement(&self) -> &FixedStride {
+        &self.placement
+    }
+
+    /// The fence behind the last step that the engine told of.
+    pub(crate) fn last_step(&self) -> Option<Arc<M::StepFence>> {
+        self.last_step.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Wakes those who wait for a load of a name.
+    pub(crate) fn notify_load_ended(&self) {
+        self.load_ended.notify_all();
+    }
+
     /// The state. No step of the protocol can leave it half changed, so a panic elsewhere does not spoil it.
-    fn state(&self) -> MutexGuard<'_, PoolState> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: DeviceMemory<Stream = HostStream>> LoraPool<M> {
+    /// [`load_on`](Self::load_on) the host's one stream.
+    ///
+    /// # Errors
+    /// Those of [`load_on`](Self::load_on).
+    pub fn load(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<AdapterId, PoolError> {
+        self.load_on(name, prepared, &HostStream)
+    }
+}
+
+fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
+    match name.len() {
+        0 => Err(PoolError::EmptyName),
+        num_bytes if num_bytes > MAX_NAME_BYTES => Err(PoolError::NameTooLong { num_bytes, limit: MAX_NAME_BYTES }),
+        _ => Ok(name.into()),
+    }
+}
+
+impl<M: DeviceMemory> fmt::Debug for LoraPool<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoraPool").field("table", &self.table()).field("snapshot", &self.snapshot()).finish()
     }
 }
 

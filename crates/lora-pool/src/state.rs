@@ -101,11 +101,15 @@ impl PoolState {
         }
     }
 
-    /// Takes a slot for a landing: a free one, else the victim's. Gives the victim's name too.
+    /// The slot that the next landing would take: a free one, else the victim's.
+    pub(crate) fn choose_slot(&self) -> Result<SlotId, PoolError> {
+        let uses = self.slots.iter().enumerate().map(|(index, slot)| self.slot_use(index, slot));
+        Ok(choose_victim(&uses.collect::<Vec<_>>())?)
+    }
+
+    /// Takes a slot for a landing. Gives the victim's name too, if there was one.
     pub(crate) fn take_slot(&mut self) -> Result<(SlotId, Option<Arc<str>>), PoolError> {
-        let uses: Vec<SlotUse> =
-            self.slots.iter().enumerate().map(|(index, slot)| self.slot_use(index, slot)).collect();
-        let slot = choose_victim(&uses)?;
+        let slot = self.choose_slot()?;
         let victim = self.vacate(slot);
         self.slots[slot.index()] = Slot::Landing;
         Ok((slot, victim))
@@ -215,7 +219,7 @@ impl PoolState {
     }
 
     /// Name and generation of the active adapter.
-    pub(crate) fn active(&self) -> Option<(Arc<str>, AdapterId)> {
+    pub(crate) fn active_adapter(&self) -> Option<(Arc<str>, AdapterId)> {
         match &self.slots[self.active?.index()] {
             Slot::Resident(resident) => Some((resident.name.clone(), resident.id)),
             Slot::Free | Slot::Landing => None,

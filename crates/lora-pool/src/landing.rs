@@ -1,0 +1,130 @@
+//! A load on its way: from a reserved name over a taken slot to a resident generation.
+//!
+//! Whatever stops it on the way (an error, a panic, a drop), the name and the slot are free again, no row of the slot
+//! table has been published, and what was copied so far is unreachable.
+
+use std::fmt;
+use std::sync::Arc;
+
+use lora_adapter::PreparedAdapter;
+use lora_math::{AdapterId, ContentDigest, SiteEntry, SlotId};
+use tracing::debug;
+
+use crate::error::PoolError;
+use crate::image::{ImageSize, PackedImage};
+use crate::memory::DeviceMemory;
+use crate::pool::LoraPool;
+
+/// The outcome of [`LoraPool::stage`].
+#[derive(Debug)]
+#[must_use = "a landing that is dropped is given up"]
+pub enum Staged<M: DeviceMemory> {
+    /// The same contents are resident under that name already.
+    Resident(AdapterId),
+    /// The image is on its way into a slot.
+    Landing(Landing<M>),
+}
+
+/// An adapter whose image is on its way into a slot. It is not resident until [`publish`](Self::publish); dropping it
+/// gives the load up.
+#[must_use = "a landing that is dropped is given up"]
+pub struct Landing<M: DeviceMemory> {
+    reservation: Reservation<M>,
+    slot: SlotId,
+    arrived: M::CopyToken,
+    row: Vec<SiteEntry>,
+    content: ContentDigest,
+    size: ImageSize,
+}
+
+/// A name, and soon a slot, that are one load's alone. Its drop ends the load.
+pub(crate) struct Reservation<M: DeviceMemory> {
+    pool: Arc<LoraPool<M>>,
+    name: Arc<str>,
+    slot: Option<SlotId>,
+    installed: bool,
+}
+
+impl<M: DeviceMemory> Reservation<M> {
+    /// Takes charge of a name that the caller has just reserved.
+    pub(crate) fn new(pool: Arc<LoraPool<M>>, name: Arc<str>) -> Self {
+        Reservation { pool, name, slot: None, installed: false }
+    }
+
+    /// Packs the adapter, takes a slot, and starts the copy.
+    pub(crate) fn land(mut self, prepared: &PreparedAdapter) -> Result<Landing<M>, PoolError> {
+        let pool = self.pool.clone();
+        let layout = pool.layout();
+        let image = PackedImage::pack(prepared, layout, pool.memory())?;
+
+        let (slot, victim) = pool.state().take_slot()?;
+        self.slot = Some(slot);
+        if let Some(victim) = victim {
+            debug!(victim = &*victim, %slot, "victim evicted");
+        }
+        let slot_offset = pool.placement().slot_offset(slot)?;
+        // Read after the slot was taken: whoever used it last told of that step before giving its lease back.
+        let last_step = pool.last_step();
+        let runs = image.copy_runs(layout, slot_offset);
+        // SAFETY: the slot is landing and this reservation owns it, so no lease on it exists, no step launched from now
+        // on reads it, and no other load writes it. Steps launched before that read it are behind `last_step`.
+        let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, last_step.as_deref()) }?;
+        let row = image.table_row(layout, pool.memory().address() + slot_offset as u64);
+        Ok(Landing { reservation: self, slot, arrived, row, content: prepared.content(), size: image.size() })
+    }
+}
+
+impl<M: DeviceMemory> Drop for Reservation<M> {
+    fn drop(&mut self) {
+        if !self.installed {
+            self.pool.state().abandon(&self.name, self.slot);
+        }
+        self.pool.notify_load_ended();
+    }
+}
+
+impl<M: DeviceMemory> Landing<M> {
+    /// The name under which it will be resident.
+    pub fn name(&self) -> &str {
+        &self.reservation.name
+    }
+
+    /// The slot into which it is copied.
+    pub fn slot(&self) -> SlotId {
+        self.slot
+    }
+
+    /// Makes it resident: `stream` waits for the copy and then writes the slot's row of the table. Call it between
+    /// steps; the work does not grow with the size of the adapter.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`]: the load is given up.
+    pub fn publish(mut self, stream: &M::Stream) -> Result<AdapterId, PoolError> {
+        let pool = self.reservation.pool.clone();
+        let row_bytes: Vec<u8> = self.row.iter().flat_map(|entry| entry.to_bytes()).collect();
+        let row_offset = pool.placement().row_offset(self.slot);
+        // SAFETY: the slot is landing and owned here, so no step launched later reads its row before it is resident, and
+        // steps launched before stand ahead of this write on the same stream.
+        unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
+        let name = self.reservation.name.clone();
+        let id = pool.state().install((self.slot, &name), self.content, self.size, &self.row)?;
+        self.reservation.installed = true;
+        debug!(
+            name = &*name,
+            slot = %self.slot,
+            generation = id.generation.number(),
+            content = %id.content,
+            image_bytes = self.size.image_bytes,
+            max_rank = self.size.max_rank,
+            "adapter resident"
+        );
+        Ok(id)
+    }
+}
+
+impl<M: DeviceMemory> fmt::Debug for Landing<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = &self.content;
+        f.debug_struct("Landing").field("name", &self.name()).field("slot", &self.slot).field("content", id).finish()
+    }
+}
