@@ -3,14 +3,17 @@
 //! Self-consistent and checked, but knows nothing of a base model: [`prepare`](crate::prepare()) brings the two together.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use lora_math::module::Part;
 use lora_math::{ContentDigest, Site};
 
 use crate::error::{LoadError, Reason, Reasons};
 
+use crate::load;
 use crate::notes::{Note, Origin};
 use crate::pair::LoraPair;
+use crate::source::AdapterSource;
 
 /// A checked adapter. Cloning shares the bytes of its matrices.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,23 @@ pub struct Adapter {
 }
 
 impl Adapter {
+    /// Reads the adapter in a directory: `adapter_config.json` and `adapter_model.safetensors` as PEFT writes them.
+    /// Every other file is ignored. Opens nothing outside the directory; for stores of links see [`Adapter::read`].
+    ///
+    /// # Errors
+    /// Every reason why the adapter cannot be served exactly as it was trained. Never worth a retry with the same files.
+    pub fn open(directory: &Path) -> Result<Adapter, LoadError> {
+        load::open(&AdapterSource::new(directory)?)
+    }
+
+    /// As [`Adapter::open`], from a source that says which directory its files may not leave.
+    ///
+    /// # Errors
+    /// As [`Adapter::open`].
+    pub fn read(source: &AdapterSource) -> Result<Adapter, LoadError> {
+        load::open(source)
+    }
+
     /// An adapter made in memory.
     ///
     /// # Errors

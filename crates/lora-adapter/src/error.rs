@@ -124,6 +124,12 @@ pub enum Reason {
         /// What the system says.
         message: String,
     },
+    /// Something else stands in place of the directory.
+    #[error("expected a directory, found {found}")]
+    NotADirectory {
+        /// What it is.
+        found: &'static str,
+    },
     /// A file that every adapter has is not there.
     #[error("the file is missing")]
     MissingFile,
@@ -133,8 +139,8 @@ pub enum Reason {
         /// What it is.
         found: &'static str,
     },
-    /// The file is a link that leads outside.
-    #[error("the file is a link that leads outside the adapter's directory")]
+    /// A link leads out of the directory that the adapter must stay in.
+    #[error("a link leads outside the adapter's directory")]
     OutsideDirectory,
     /// The file cannot be read.
     #[error("cannot read the file: {message}")]
@@ -250,8 +256,8 @@ pub enum Reason {
         /// The name.
         tensor: String,
     },
-    /// The offsets of a tensor do not lie in the file, or run backwards.
-    #[error("tensor {tensor}: offsets {begin}..{end} do not lie in {data_bytes} bytes of data")]
+    /// The offsets of a tensor run backwards.
+    #[error("tensor {tensor}: offsets {begin}..{end} run backwards")]
     BadOffsets {
         /// The tensor.
         tensor: String,
@@ -259,8 +265,6 @@ pub enum Reason {
         begin: u64,
         /// Byte after the last.
         end: u64,
-        /// Bytes of data in the file.
-        data_bytes: u64,
     },
     /// A tensor does not begin where the one before it ends.
     #[error("tensor {tensor}: begins at byte {found} of the data, expected {expected}")]

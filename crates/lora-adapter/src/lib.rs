@@ -1,13 +1,22 @@
-//! LoRA adapter files, fully checked: every tensor and field consumed or refused by name.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
 pub mod adapter;
+mod config;
 pub mod error;
 pub mod feature;
+pub mod fields;
+mod json;
 pub mod keys;
+mod load;
 pub mod matrix;
 pub mod notes;
 pub mod pair;
 pub mod prepare;
+pub mod report;
+pub mod source;
+mod tensor_file;
+mod values;
 
 pub use adapter::Adapter;
 pub use error::{LoadError, Located, Reason};
@@ -17,3 +26,5 @@ pub use matrix::{FileDtype, Matrix, MatrixError};
 pub use notes::{Note, Origin};
 pub use pair::{LoraPair, MAX_RANK};
 pub use prepare::{Misfit, PreparedAdapter, Refusal, prepare};
+pub use report::{AdapterReport, SiteReport};
+pub use source::AdapterSource;

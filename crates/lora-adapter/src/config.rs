@@ -1,0 +1,278 @@
+//! `adapter_config.json`: the numbers that scale an adapter, and every reason that the config gives to refuse it.
+
+use std::collections::BTreeSet;
+
+use lora_math::patterns::{OlderPatterns, Patterns};
+use lora_math::scaling::ScalingRule;
+use serde_json::{Map, Value};
+
+use crate::error::{Reason, Reasons, shown};
+use crate::feature::Feature;
+use crate::fields;
+use crate::json;
+use crate::notes::{Note, Origin};
+use crate::pair::MAX_RANK;
+
+/// Name of the file.
+pub(crate) const CONFIG_FILE: &str = "adapter_config.json";
+
+/// More than any config needs: some trainers write two entries for every module of the model.
+pub(crate) const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// What the config says about ranks and alphas, and who wrote it.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) rank: usize,
+    pub(crate) alpha: f64,
+    pub(crate) rule: ScalingRule,
+    ranks: Table<usize>,
+    alphas: Table<f64>,
+    /// The entries of `target_modules` where it is a list.
+    targets: Option<BTreeSet<String>>,
+    pub(crate) origin: Origin,
+}
+
+/// A pattern table: its entries as they stand in the file, and compiled with the index of each.
+#[derive(Debug)]
+struct Table<T> {
+    entries: Vec<(String, T)>,
+    patterns: Patterns<usize>,
+}
+
+impl<T: Copy> Table<T> {
+    /// Index, pattern and value of the entry that holds for `path`.
+    fn lookup(&self, path: &str) -> Option<(usize, &str, T)> {
+        let index = *self.patterns.lookup(path)?;
+        let (pattern, value) = self.entries.get(index)?;
+        Some((index, pattern, *value))
+    }
+
+    /// A note on each entry that is not among `used`.
+    fn unused(&self, field: &'static str, used: Vec<Option<usize>>) -> impl Iterator<Item = Note> {
+        let used: BTreeSet<usize> = used.into_iter().flatten().collect();
+        let unused = self.entries.iter().enumerate().filter(move |(index, _)| !used.contains(index));
+        unused.map(move |(_, (pattern, _))| Note::UnusedPattern { field, pattern: shown(pattern) })
+    }
+}
+
+/// Rank and alpha that the config gives for one module.
+pub(crate) struct Expected {
+    pub(crate) rank: usize,
+    pub(crate) alpha: f64,
+    /// Where the rank comes from, for messages.
+    pub(crate) rank_source: String,
+    rank_entry: Option<usize>,
+    alpha_entry: Option<usize>,
+}
+
+impl Config {
+    /// Reads the config. Reasons are collected, and a config is given wherever its numbers can be used, so that the
+    /// ranks of tensors are compared even when something else is refused.
+    pub(crate) fn parse(bytes: &[u8], reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<Config> {
+        let object = match json::parse(bytes) {
+            Ok(Value::Object(object)) => object,
+            Ok(other) => {
+                reasons.push(CONFIG_FILE, Reason::NotAnObject { found: json::type_name(&other) });
+                return None;
+            }
+            Err(error) => {
+                reasons.push(CONFIG_FILE, Reason::NotJson { message: shown(&error.to_string()) });
+                return None;
+            }
+        };
+        let mut fields = Fields { object: &object, reasons };
+        fields.method();
+        fields.unsupported(notes);
+        let rank = fields.number("r", RANK, rank_value);
+        let alpha = fields.number("lora_alpha", ALPHA, alpha_value);
+        let rule = fields.rule();
+        let ranks = fields.table("rank_pattern", RANK, rank_value);
+        let alphas = fields.table("alpha_pattern", ALPHA, alpha_value);
+        Some(Config {
+            rank: rank?,
+            alpha: alpha?,
+            rule: rule?,
+            ranks: ranks?,
+            alphas: alphas?,
+            targets: targets(&object),
+            origin: origin(&object),
+        })
+    }
+
+    /// Rank and alpha of a module by today's rule.
+    pub(crate) fn expected(&self, path: &str) -> Expected {
+        let rank = self.ranks.lookup(path);
+        let alpha = self.alphas.lookup(path);
+        Expected {
+            rank: rank.map_or(self.rank, |(_, _, rank)| rank),
+            alpha: alpha.map_or(self.alpha, |(_, _, alpha)| alpha),
+            rank_source: rank.map_or("r".to_owned(), |(_, key, _)| format!("rank_pattern {}", shown(key))),
+            rank_entry: rank.map(|(index, ..)| index),
+            alpha_entry: alpha.map(|(index, ..)| index),
+        }
+    }
+
+    /// Rank and alpha of each path by the rule of PEFT before 0.14; none where the file says that it is younger, or
+    /// where the patterns mean nothing under that rule.
+    pub(crate) fn expected_before_0_14(&self, paths: &[&str]) -> Option<Vec<(usize, f64)>> {
+        if self.origin.peft_version.is_some() {
+            return None;
+        }
+        let older = OlderPatterns::new(self.ranks.entries.iter().cloned(), self.alphas.entries.iter().cloned()).ok()?;
+        let of = |path: &&str| {
+            let (rank, alpha) = older.lookup(path);
+            (rank.copied().unwrap_or(self.rank), alpha.copied().unwrap_or(self.alpha))
+        };
+        Some(paths.iter().map(of).collect())
+    }
+
+    /// Notes on patterns that decide nothing and on modules that `target_modules` does not name.
+    pub(crate) fn remark(&self, paths: &[&str], expected: &[Expected], notes: &mut Vec<Note>) {
+        let (ranks, alphas) = expected.iter().map(|expected| (expected.rank_entry, expected.alpha_entry)).unzip();
+        notes.extend(self.ranks.unused("rank_pattern", ranks));
+        notes.extend(self.alphas.unused("alpha_pattern", alphas));
+        if let Some(targets) = &self.targets {
+            let mut missed = paths.iter().filter(|path| !suffixes(path).any(|suffix| targets.contains(suffix)));
+            if let Some(first) = missed.next() {
+                notes.push(Note::NotTargeted { num_pairs: 1 + missed.count(), module: shown(first) });
+            }
+        }
+    }
+}
+
+/// The object under the reader's eye, and where its reasons go.
+struct Fields<'a> {
+    object: &'a Map<String, Value>,
+    reasons: &'a mut Reasons,
+}
+
+const RANK: &str = "a whole number from 1 to 512";
+const ALPHA: &str = "a finite number";
+
+impl Fields<'_> {
+    fn refuse(&mut self, reason: Reason) {
+        self.reasons.push(CONFIG_FILE, reason);
+    }
+
+    /// `peft_type` must be LORA. mlx-lm writes a config of the same name without it.
+    fn method(&mut self) {
+        match self.object.get("peft_type") {
+            Some(Value::String(method)) if method == "LORA" => {}
+            Some(other) => {
+                let feature = Feature::OtherPeftMethod;
+                self.refuse(Reason::UnsupportedField { field: "peft_type", found: found(other), feature });
+            }
+            None if self.object.contains_key("fine_tune_type") || self.object.contains_key("lora_parameters") => {
+                self.refuse(Reason::UnsupportedFormat { feature: Feature::Mlx });
+            }
+            None => self.refuse(Reason::MissingField { field: "peft_type", expected: "\"LORA\"" }),
+        }
+    }
+
+    /// Every field by the table: what is not supported is refused, what is not known is noted.
+    fn unsupported(&mut self, notes: &mut Vec<Note>) {
+        for (name, value) in self.object {
+            match fields::find(name) {
+                Some(field) => {
+                    if let Some(feature) = field.refusal(value) {
+                        self.refuse(Reason::UnsupportedField { field: field.name, found: found(value), feature });
+                    }
+                }
+                None => notes.push(Note::UnknownField { field: shown(name), value: found(value) }),
+            }
+        }
+    }
+
+    fn number<T>(&mut self, field: &'static str, expected: &'static str, read: fn(&Value) -> Option<T>) -> Option<T> {
+        let Some(value) = self.object.get(field) else {
+            self.refuse(Reason::MissingField { field, expected });
+            return None;
+        };
+        let number = read(value);
+        if number.is_none() {
+            self.refuse(bad_field(field, expected, value));
+        }
+        number
+    }
+
+    fn rule(&mut self) -> Option<ScalingRule> {
+        match self.object.get("use_rslora") {
+            None | Some(Value::Null | Value::Bool(false)) => Some(ScalingRule::Standard),
+            Some(Value::Bool(true)) => Some(ScalingRule::RankStabilized),
+            Some(other) => {
+                self.refuse(bad_field("use_rslora", "true or false", other));
+                None
+            }
+        }
+    }
+
+    fn table<T: Copy>(
+        &mut self,
+        field: &'static str,
+        expected: &'static str,
+        read: fn(&Value) -> Option<T>,
+    ) -> Option<Table<T>> {
+        let object = match self.object.get(field) {
+            None | Some(Value::Null) => return Some(Table { entries: Vec::new(), patterns: Patterns::default() }),
+            Some(Value::Object(object)) => object,
+            Some(other) => {
+                self.refuse(bad_field(field, "an object of patterns", other));
+                return None;
+            }
+        };
+        let mut entries = Vec::with_capacity(object.len());
+        for (key, value) in object {
+            match read(value) {
+                Some(number) => entries.push((key.clone(), number)),
+                None => self.refuse(bad_field(&format!("{field}[{}]", shown(key)), expected, value)),
+            }
+        }
+        let patterns = Patterns::new(entries.iter().enumerate().map(|(index, (key, _))| (key.clone(), index)));
+        match patterns {
+            Ok(patterns) if entries.len() == object.len() => Some(Table { entries, patterns }),
+            Ok(_) => None,
+            Err(error) => {
+                self.refuse(Reason::BadPattern { field, message: shown(&error.to_string()) });
+                None
+            }
+        }
+    }
+}
+
+fn rank_value(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|rank| usize::try_from(rank).ok()).filter(|rank| (1..=MAX_RANK).contains(rank))
+}
+
+fn alpha_value(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|alpha| alpha.is_finite())
+}
+
+fn bad_field(field: &str, expected: &str, value: &Value) -> Reason {
+    Reason::BadField { field: field.to_owned(), expected: expected.to_owned(), found: found(value) }
+}
+
+/// A value for messages.
+fn found(value: &Value) -> String {
+    shown(&value.to_string())
+}
+
+fn targets(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
+    let list = object.get("target_modules")?.as_array()?;
+    Some(list.iter().filter_map(|entry| entry.as_str().map(str::to_owned)).collect())
+}
+
+fn origin(object: &Map<String, Value>) -> Origin {
+    let text = |field: &str| object.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(shown);
+    let unsloth = object.get("auto_mapping").and_then(|mapping| mapping.get("unsloth_fixed")).is_some();
+    Origin {
+        peft_version: text("peft_version"),
+        base_model: text("base_model_name_or_path"),
+        producer: unsloth.then_some("Unsloth"),
+    }
+}
+
+/// The path, and its ends after each dot.
+fn suffixes(path: &str) -> impl Iterator<Item = &str> {
+    let ends = path.match_indices('.').map(|(dot, _)| &path[dot + 1..]);
+    std::iter::once(path).chain(ends)
+}

@@ -1,0 +1,142 @@
+//! Every field of PEFT's LoRA config, and what this crate does with it: one table, so that none is forgotten.
+//!
+//! The list is that of PEFT 0.21, which never dropped a field, with the few that other producers are known to write.
+
+use serde_json::Value;
+
+use crate::feature::Feature;
+
+/// What is done with a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FieldClass {
+    /// Its value is read and used, or refused.
+    Handled,
+    /// Its value asks for something that is not supported, unless it is neutral (what PEFT writes when the feature is
+    /// off).
+    RefusedUnlessNeutral(Feature),
+    /// It does not change what the adapter computes: training only, or implied by the tensors.
+    Harmless,
+}
+
+/// A field of the config.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name in `adapter_config.json`.
+    pub name: &'static str,
+    /// What is done with it.
+    pub class: FieldClass,
+    neutral: fn(&Value) -> bool,
+}
+
+/// The table, by name.
+pub const FIELDS: &[Field] = &[
+    refused("alora_invocation_tokens", Feature::InvocationTokens, Value::is_null),
+    handled("alpha_pattern"),
+    refused("arrow_config", Feature::Arrow, Value::is_null),
+    harmless("auto_mapping"),
+    // A name only: adapters are moved between copies of one base, and `prepare` compares shapes.
+    handled("base_model_name_or_path"),
+    refused("bias", Feature::TrainedBias, no_bias),
+    harmless("corda_config"),
+    // Old alpaca-lora files carry these two as null and false.
+    refused("enable_lora", Feature::FusedProjection, Value::is_null),
+    // Tied copies stand in the file as tensors, and are met there.
+    harmless("ensure_weight_tying"),
+    harmless("eva_config"),
+    harmless("exclude_modules"),
+    refused("fan_in_fan_out", Feature::FanInFanOut, off),
+    harmless("inference_mode"),
+    refused("init_lora_weights", Feature::AlteringInit, plain_init),
+    // What IBM's tools wrote for activated LoRA before PEFT had a field for it.
+    refused("invocation_string", Feature::InvocationTokens, Value::is_null),
+    refused("kasa_config", Feature::Kasa, Value::is_null),
+    refused("layer_replication", Feature::LayerReplication, Value::is_null),
+    harmless("layers_pattern"),
+    harmless("layers_to_transform"),
+    harmless("loftq_config"),
+    // The order of expert tensors, which are refused as tensors.
+    harmless("lora_B_layout"),
+    handled("lora_alpha"),
+    refused("lora_bias", Feature::LoraBias, off),
+    harmless("lora_dropout"),
+    harmless("lora_ga_config"),
+    harmless("megatron_config"),
+    harmless("megatron_core"),
+    harmless("merge_weights"),
+    refused("modules_to_save", Feature::ReplacedModule, empty),
+    harmless("monteclora_config"),
+    handled("peft_type"),
+    handled("peft_version"),
+    // Read only by `use_qalora`.
+    harmless("qalora_group_size"),
+    handled("r"),
+    handled("rank_pattern"),
+    harmless("revision"),
+    harmless("runtime_config"),
+    handled("target_modules"),
+    refused("target_parameters", Feature::TargetParameters, empty),
+    harmless("task_type"),
+    refused("trainable_token_indices", Feature::TrainableTokens, empty),
+    harmless("unsloth_fused_expert_lora"),
+    refused("use_bdlora", Feature::BlockDiagonal, off),
+    refused("use_dora", Feature::Dora, off),
+    refused("use_qalora", Feature::QaLora, off),
+    handled("use_rslora"),
+    harmless("velora_config"),
+];
+
+const fn handled(name: &'static str) -> Field {
+    Field { name, class: FieldClass::Handled, neutral: |_| true }
+}
+
+const fn harmless(name: &'static str) -> Field {
+    Field { name, class: FieldClass::Harmless, neutral: |_| true }
+}
+
+const fn refused(name: &'static str, feature: Feature, neutral: fn(&Value) -> bool) -> Field {
+    Field { name, class: FieldClass::RefusedUnlessNeutral(feature), neutral }
+}
+
+impl Field {
+    /// What `value` asks for and is not supported; none where the value can be read past or is handled elsewhere.
+    pub(crate) fn refusal(&self, value: &Value) -> Option<Feature> {
+        match self.class {
+            FieldClass::RefusedUnlessNeutral(feature) if !(self.neutral)(value) => Some(feature),
+            _ => None,
+        }
+    }
+}
+
+/// The field of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.name == name)
+}
+
+fn off(value: &Value) -> bool {
+    matches!(value, Value::Null | Value::Bool(false))
+}
+
+fn empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+fn no_bias(value: &Value) -> bool {
+    value.is_null() || value == "none"
+}
+
+/// Initialisations after which W + scaling · B·A on the clean base is the trained model. The others subtract from the
+/// base first, which the file does not hold.
+fn plain_init(value: &Value) -> bool {
+    const PLAIN: [&str; 5] = ["gaussian", "eva", "orthogonal", "mica", "lora_ga"];
+    match value {
+        Value::Null | Value::Bool(_) => true,
+        Value::String(name) => PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(name)),
+        _ => false,
+    }
+}

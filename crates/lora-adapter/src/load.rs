@@ -1,0 +1,277 @@
+//! From the two files of a PEFT directory to an [`Adapter`], collecting every reason on the way.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+
+use lora_math::Site;
+
+use crate::adapter::Adapter;
+use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES};
+use crate::error::{LoadError, Reason, Reasons, shown};
+use crate::feature::Feature;
+use crate::keys::{self, Dialect, Half, Key};
+use crate::matrix::FileDtype;
+use crate::notes::Note;
+use crate::pair::{LoraPair, MAX_RANK};
+use crate::source::AdapterSource;
+use crate::tensor_file::{self, FilePlan, TensorPlan};
+use crate::values::{self, MatrixPlan};
+
+/// Name of the tensor file.
+const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// The same weights as a pickle, which older versions wrote.
+const PICKLE_FILE: &str = "adapter_model.bin";
+
+/// A pair whose shapes agree and whose values are not read yet.
+struct PairPlan<'a> {
+    site: Site,
+    path: &'a str,
+    a: MatrixPlan,
+    b: MatrixPlan,
+}
+
+impl PairPlan<'_> {
+    fn rank(&self) -> usize {
+        self.a.shape[0]
+    }
+}
+
+/// Reads the adapter in `source`.
+pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
+    let mut reasons = Reasons::default();
+    let mut notes = Vec::new();
+    let config = match source.read(CONFIG_FILE, MAX_CONFIG_BYTES) {
+        Ok(bytes) => Config::parse(&bytes, &mut reasons, &mut notes),
+        Err(reason) => {
+            reasons.push(CONFIG_FILE, reason);
+            None
+        }
+    };
+    let mut pairs = BTreeMap::new();
+    if let Some((mut file, plan)) = open_weights(source, &mut reasons, &mut notes) {
+        let planned = plan_pairs(&plan, &mut reasons, &mut notes);
+        let alphas = config.as_ref().and_then(|config| alphas(config, &planned, &mut reasons, &mut notes));
+        pairs = read_pairs(&mut file, planned, config.as_ref().zip(alphas), &mut reasons);
+    }
+    reasons.into_result(Some(source.directory()))?;
+    count_alphas(&pairs, &mut notes);
+    Ok(Adapter::new(pairs, notes, config.map(|config| config.origin).unwrap_or_default()))
+}
+
+/// Opens the tensor file and checks its plan; where it is missing, says what stands there instead.
+fn open_weights(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<(File, FilePlan)> {
+    match source.open(WEIGHTS_FILE) {
+        Ok((mut file, file_bytes)) => {
+            if source.holds(PICKLE_FILE) {
+                notes.push(Note::PickleIgnored);
+            }
+            let plan = tensor_file::read_plan(&mut file, file_bytes, WEIGHTS_FILE, reasons)?;
+            Some((file, plan))
+        }
+        Err(Reason::MissingFile) => {
+            match other_format(source) {
+                Some((name, feature)) => reasons.push(name, Reason::UnsupportedFormat { feature }),
+                None => reasons.push(WEIGHTS_FILE, Reason::MissingFile),
+            }
+            None
+        }
+        Err(reason) => {
+            reasons.push(WEIGHTS_FILE, reason);
+            None
+        }
+    }
+}
+
+fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature)> {
+    const FORMATS: [(&str, Feature); 4] = [
+        ("model.safetensors.index.json", Feature::ShardedWeights),
+        ("adapter_model.safetensors.index.json", Feature::ShardedWeights),
+        (PICKLE_FILE, Feature::PickleWeights),
+        ("adapters.safetensors", Feature::Mlx),
+    ];
+    if let Some((name, feature)) = FORMATS.into_iter().find(|(name, _)| source.holds(name)) {
+        return Some((Some(name), feature));
+    }
+    if source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
+        return Some((None, Feature::Gguf));
+    }
+    let named = !source.holds(CONFIG_FILE) && source.holds_any(|path| path.join(CONFIG_FILE).is_file());
+    named.then_some((None, Feature::NamedSubfolder))
+}
+
+/// Halves of one site while tensors are sorted.
+#[derive(Default)]
+struct Halves<'a> {
+    path: &'a str,
+    a: Option<&'a TensorPlan>,
+    b: Option<&'a TensorPlan>,
+}
+
+/// Sorts every tensor of the file by what it is. Each ends in a pair, in a note or in a reason.
+fn plan_pairs<'a>(plan: &'a FilePlan, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Vec<PairPlan<'a>> {
+    let mut sites: BTreeMap<Site, Halves<'a>> = BTreeMap::new();
+    let mut unsupported: BTreeMap<Feature, (usize, &str)> = BTreeMap::new();
+    let mut dialects: BTreeMap<Dialect, (usize, &str)> = BTreeMap::new();
+    let mut training_only: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for tensor in &plan.tensors {
+        let name = tensor.name.as_str();
+        match keys::parse(name) {
+            Key::Half { site, half, path } => {
+                let halves = sites.entry(site).or_default();
+                halves.path = path;
+                let place = if half == Half::A { &mut halves.a } else { &mut halves.b };
+                if let Some(first) = place.replace(tensor) {
+                    let (first, second) = (shown(&first.name), shown(name));
+                    reasons.push(WEIGHTS_FILE, Reason::AmbiguousTensor { site, first, second });
+                }
+            }
+            Key::TrainingOnly { method } => *training_only.entry(method).or_default() += 1,
+            Key::Unsupported(feature) => unsupported.entry(feature).or_insert((0, name)).0 += 1,
+            Key::Dialect(dialect) => dialects.entry(dialect).or_insert((0, name)).0 += 1,
+            Key::Unknown(part) => reasons.push(WEIGHTS_FILE, Reason::UnknownTensor { tensor: shown(name), part }),
+        }
+    }
+    let nothing = sites.is_empty() && unsupported.is_empty() && dialects.is_empty();
+    if nothing && plan.tensors.len() == training_only.values().sum::<usize>() {
+        reasons.push(WEIGHTS_FILE, Reason::NoPairs { num_tensors: plan.tensors.len() });
+    }
+    for (feature, (num_tensors, first)) in unsupported {
+        let tensor = shown(first);
+        reasons.push(WEIGHTS_FILE, Reason::UnsupportedTensors { feature, num_tensors, tensor });
+    }
+    for (dialect, (num_tensors, first)) in dialects {
+        let tensor = shown(first);
+        reasons.push(WEIGHTS_FILE, Reason::UnsupportedDialect { dialect, num_tensors, tensor });
+    }
+    for (method, num_tensors) in training_only {
+        notes.push(Note::TrainingOnlyTensors { method, num_tensors });
+    }
+    sites.into_iter().filter_map(|(site, halves)| plan_pair(site, &halves, plan.data_offset, reasons)).collect()
+}
+
+fn plan_pair<'a>(site: Site, halves: &Halves<'a>, data_offset: u64, reasons: &mut Reasons) -> Option<PairPlan<'a>> {
+    let mut half_pair = |tensor: &TensorPlan, half: Half| {
+        let missing = shown(&half.other_name(&tensor.name));
+        reasons.push(WEIGHTS_FILE, Reason::HalfPair { tensor: shown(&tensor.name), missing });
+    };
+    match (halves.a, halves.b) {
+        (Some(a), None) => half_pair(a, Half::A),
+        (None, Some(b)) => half_pair(b, Half::B),
+        _ => {}
+    }
+    let mut matrix = |tensor: Option<&TensorPlan>| {
+        let planned = matrix_plan(tensor?, data_offset);
+        planned.map_err(|reason| reasons.push(WEIGHTS_FILE, reason)).ok()
+    };
+    let (a, b) = (matrix(halves.a), matrix(halves.b));
+    let pair = PairPlan { site, path: halves.path, a: a?, b: b? };
+    let [rank, _] = pair.a.shape;
+    if rank != pair.b.shape[1] {
+        let (a, b) = (shown(&pair.a.tensor), shown(&pair.b.tensor));
+        let mismatch = Reason::PairMismatch { a, a_shape: pair.a.shape, b, b_shape: pair.b.shape };
+        reasons.push(WEIGHTS_FILE, mismatch);
+        return None;
+    }
+    if rank > MAX_RANK {
+        let tensor = shown(&pair.a.tensor);
+        reasons.push(WEIGHTS_FILE, Reason::RankTooLarge { tensor, found: rank, max: MAX_RANK });
+        return None;
+    }
+    Some(pair)
+}
+
+fn matrix_plan(tensor: &TensorPlan, data_offset: u64) -> Result<MatrixPlan, Reason> {
+    let name = || shown(&tensor.name);
+    if tensor.shape.contains(&0) {
+        return Err(Reason::EmptyTensor { tensor: name(), shape: tensor.shape.clone() });
+    }
+    let dtype = match tensor.dtype {
+        "F64" => FileDtype::F64,
+        "F32" => FileDtype::F32,
+        "F16" => FileDtype::F16,
+        "BF16" => FileDtype::Bf16,
+        other => return Err(Reason::UnsupportedDtype { tensor: name(), dtype: other.to_owned() }),
+    };
+    let sides = match tensor.shape[..] {
+        [rows, cols] => usize::try_from(rows).ok().zip(usize::try_from(cols).ok()),
+        _ => None,
+    };
+    let Some((rows, cols)) = sides else {
+        return Err(Reason::NotAMatrix { tensor: name(), shape: tensor.shape.clone() });
+    };
+    let range = data_offset + tensor.begin..data_offset + tensor.end;
+    Ok(MatrixPlan { tensor: Arc::from(shown(&tensor.name)), shape: [rows, cols], dtype, range })
+}
+
+/// The alpha of each pair, once the ranks of all of them agree with the config by one rule.
+fn alphas(config: &Config, pairs: &[PairPlan<'_>], reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<Vec<f64>> {
+    let paths: Vec<&str> = pairs.iter().map(|pair| pair.path).collect();
+    let expected: Vec<Expected> = paths.iter().map(|path| config.expected(path)).collect();
+    if pairs.iter().zip(&expected).all(|(pair, expected)| pair.rank() == expected.rank) {
+        config.remark(&paths, &expected, notes);
+        return Some(expected.iter().map(|expected| expected.alpha).collect());
+    }
+    if let Some(older) = config.expected_before_0_14(&paths)
+        && pairs.iter().zip(&older).all(|(pair, (rank, _))| pair.rank() == *rank)
+    {
+        notes.push(Note::OldPatternRule);
+        return Some(older.into_iter().map(|(_, alpha)| alpha).collect());
+    }
+    for (pair, Expected { rank, rank_source, .. }) in pairs.iter().zip(expected) {
+        if pair.rank() != rank {
+            let tensor = pair.a.tensor.to_string();
+            let disagrees =
+                Reason::RankDisagrees { tensor, found: pair.rank(), expected: rank, source_field: rank_source };
+            reasons.push(WEIGHTS_FILE, disagrees);
+        }
+    }
+    None
+}
+
+/// Reads the values of every pair. Without alphas the adapter is refused already, and the values are read for their own
+/// reasons.
+fn read_pairs(
+    file: &mut File,
+    planned: Vec<PairPlan<'_>>,
+    scales: Option<(&Config, Vec<f64>)>,
+    reasons: &mut Reasons,
+) -> BTreeMap<Site, LoraPair> {
+    let plans: Vec<MatrixPlan> = planned.iter().flat_map(|pair| [pair.a.clone(), pair.b.clone()]).collect();
+    let mut matrices = match values::read(file, &plans) {
+        Ok(matrices) => matrices.into_iter(),
+        Err(reason) => {
+            reasons.push(WEIGHTS_FILE, reason);
+            return BTreeMap::new();
+        }
+    };
+    let mut pairs = BTreeMap::new();
+    for (index, PairPlan { site, .. }) in planned.into_iter().enumerate() {
+        let mut next = || {
+            let matrix = matrices.next()?;
+            matrix.map_err(|error| reasons.push(WEIGHTS_FILE, Reason::Matrix(error))).ok()
+        };
+        let (a, b) = (next(), next());
+        let alpha = scales.as_ref().and_then(|(config, alphas)| Some((*alphas.get(index)?, config.rule)));
+        if let (Some(a), Some(b), Some((alpha, rule))) = (a, b, alpha) {
+            match LoraPair::new(a, b, alpha, rule) {
+                Ok(pair) => drop(pairs.insert(site, pair)),
+                Err(reason) => reasons.push(WEIGHTS_FILE, reason),
+            }
+        }
+    }
+    pairs
+}
+
+fn count_alphas(pairs: &BTreeMap<Site, LoraPair>, notes: &mut Vec<Note>) {
+    let count = |wanted: fn(f64) -> bool| pairs.values().filter(|pair| wanted(pair.alpha())).count();
+    match count(|alpha| alpha == 0.0) {
+        0 => {}
+        num_pairs => notes.push(Note::ZeroAlpha { num_pairs }),
+    }
+    match count(|alpha| alpha < 0.0) {
+        0 => {}
+        num_pairs => notes.push(Note::NegativeAlpha { num_pairs }),
+    }
+}

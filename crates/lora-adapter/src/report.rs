@@ -1,0 +1,132 @@
+//! What `inspect` tells: an adapter as plain data, for people and for tools.
+
+use std::fmt;
+
+use lora_math::Site;
+use serde::Serialize;
+
+use crate::adapter::Adapter;
+use crate::matrix::FileDtype;
+use crate::notes::{Note, Origin};
+use crate::pair::LoraPair;
+
+/// An adapter as plain data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct AdapterReport {
+    /// Digest of what it does, in hexadecimal.
+    pub content: String,
+    /// The largest rank of any site.
+    pub max_rank: usize,
+    /// Elements of all A and B.
+    pub num_parameters: usize,
+    /// Bytes of all A and B in the dtypes of the file.
+    pub file_bytes: usize,
+    /// Every site, ascending.
+    pub sites: Vec<SiteReport>,
+    /// What was accepted and is worth knowing.
+    pub notes: Vec<Note>,
+    /// What the files say about where they come from.
+    pub origin: Origin,
+}
+
+/// One site of an adapter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct SiteReport {
+    /// Layer; none for the embedding and the head.
+    pub layer: Option<usize>,
+    /// Routed expert of the layer; none for everything else.
+    pub expert: Option<usize>,
+    /// Name of the module.
+    pub module: &'static str,
+    /// Rank.
+    pub rank: usize,
+    /// Alpha.
+    pub alpha: f64,
+    /// What B·A·x is multiplied by.
+    pub scaling: f32,
+    /// Columns of A.
+    pub in_features: usize,
+    /// Rows of B.
+    pub out_features: usize,
+    /// Dtype of A in the file.
+    pub a_dtype: FileDtype,
+    /// Dtype of B in the file.
+    pub b_dtype: FileDtype,
+    /// Bytes of A and B in the file.
+    pub file_bytes: usize,
+}
+
+impl Adapter {
+    /// The adapter as plain data.
+    pub fn report(&self) -> AdapterReport {
+        let sites: Vec<SiteReport> = self.pairs().map(|(site, pair)| site_report(site, pair)).collect();
+        let elements = |(_, pair): (Site, &LoraPair)| pair.a().num_elements() + pair.b().num_elements();
+        AdapterReport {
+            content: self.content().to_string(),
+            max_rank: self.max_rank(),
+            num_parameters: self.pairs().map(elements).sum(),
+            file_bytes: sites.iter().map(|site| site.file_bytes).sum(),
+            sites,
+            notes: self.notes().to_vec(),
+            origin: self.origin().clone(),
+        }
+    }
+}
+
+fn site_report(site: Site, pair: &LoraPair) -> SiteReport {
+    let expert = match site {
+        Site::Expert { expert, .. } => Some(expert),
+        _ => None,
+    };
+    SiteReport {
+        layer: site.layer_index(),
+        expert,
+        module: site.module().name(),
+        rank: pair.rank(),
+        alpha: pair.alpha(),
+        scaling: pair.scaling(),
+        in_features: pair.in_features(),
+        out_features: pair.out_features(),
+        a_dtype: pair.a().dtype(),
+        b_dtype: pair.b().dtype(),
+        file_bytes: pair.file_bytes(),
+    }
+}
+
+impl fmt::Display for AdapterReport {
+    /// A summary, a table by site, and the notes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Origin { peft_version, base_model, producer } = &self.origin;
+        writeln!(f, "content     {}", self.content)?;
+        writeln!(f, "sites       {}, largest rank {}", self.sites.len(), self.max_rank)?;
+        writeln!(f, "size        {} parameters, {} bytes", self.num_parameters, self.file_bytes)?;
+        let named = [("base model", base_model.as_deref()), ("PEFT", peft_version.as_deref()), ("producer", *producer)];
+        for (name, value) in named {
+            if let Some(value) = value {
+                writeln!(f, "{name:<11} {value}")?;
+            }
+        }
+        writeln!(
+            f,
+            "\n{:>5}  {:<24} {:>4}  {:>9}  {:>15}  {:<9} {:>10}",
+            "layer", "module", "rank", "scaling", "in → out", "A, B", "bytes"
+        )?;
+        for site in &self.sites {
+            let layer = site.layer.map(|layer| layer.to_string()).unwrap_or_default();
+            let module = match site.expert {
+                Some(expert) => format!("{} {expert}", site.module),
+                None => site.module.to_owned(),
+            };
+            let features = format!("{} → {}", site.in_features, site.out_features);
+            let dtypes = format!("{}, {}", site.a_dtype, site.b_dtype);
+            writeln!(
+                f,
+                "{layer:>5}  {module:<24} {:>4}  {:>9.4}  {features:>15}  {dtypes:<9} {:>10}",
+                site.rank, site.scaling, site.file_bytes
+            )?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}

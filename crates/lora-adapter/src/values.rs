@@ -1,0 +1,126 @@
+//! Reading the values of A and B: the file in its order, and each matrix checked and digested while the next is read.
+//!
+//! Only the bytes that pairs need are read, into buffers of their own size. Hashing costs about as much as reading, so
+//! a few threads take it while this one reads; small files are not worth a thread.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::error::Reason;
+use crate::matrix::{FileDtype, Matrix, MatrixError};
+
+/// Neighbours in the file are read together up to this many bytes.
+const SEGMENT_BYTES: u64 = 4 << 20;
+
+/// Below this, everything happens on the calling thread.
+const THREADED_BYTES: u64 = 4 << 20;
+
+/// Threads that check and digest, besides the one that reads.
+const MAX_HELPERS: usize = 3;
+
+/// A matrix to be read.
+#[derive(Clone, Debug)]
+pub(crate) struct MatrixPlan {
+    pub(crate) tensor: Arc<str>,
+    pub(crate) shape: [usize; 2],
+    pub(crate) dtype: FileDtype,
+    /// Bytes in the file.
+    pub(crate) range: Range<u64>,
+}
+
+/// Matrices that stand next to each other in the file, and their bytes.
+struct Segment<'a> {
+    plans: &'a [(usize, &'a MatrixPlan)],
+    buffer: Arc<Vec<u8>>,
+}
+
+type Checked = (usize, Result<Matrix, MatrixError>);
+
+/// Reads every matrix; the results are in the order of `plans`.
+///
+/// # Errors
+/// The file cannot be read to its end, or there is no memory for it.
+pub(crate) fn read(file: &mut File, plans: &[MatrixPlan]) -> Result<Vec<Result<Matrix, MatrixError>>, Reason> {
+    let mut ordered: Vec<(usize, &MatrixPlan)> = plans.iter().enumerate().collect();
+    ordered.sort_by_key(|(_, plan)| plan.range.start);
+    let total_bytes: u64 = plans.iter().map(|plan| plan.range.end - plan.range.start).sum();
+    let num_helpers = match thread::available_parallelism() {
+        Ok(threads) if total_bytes > THREADED_BYTES => (threads.get() - 1).clamp(1, MAX_HELPERS),
+        _ => 0,
+    };
+    let (sender, receiver) = channel();
+    let receiver = Mutex::new(receiver);
+    let mut checked = thread::scope(|scope| {
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, || drain(&receiver));
+        // A system that gives no thread costs time only: this one takes what is left.
+        let helpers: Vec<_> = (0..num_helpers).map_while(|index| spawn(index).ok()).collect();
+        let mut read = Ok(());
+        for plans in segments(&ordered) {
+            match read_segment(file, plans) {
+                Ok(buffer) => drop(sender.send(Segment { plans, buffer: Arc::new(buffer) })),
+                Err(reason) => {
+                    read = Err(reason);
+                    break;
+                }
+            }
+        }
+        drop(sender);
+        let mut checked = drain(&receiver);
+        for helper in helpers {
+            checked.extend(helper.join().unwrap_or_default());
+        }
+        read.map(|()| checked)
+    })?;
+    checked.sort_by_key(|(index, _)| *index);
+    Ok(checked.into_iter().map(|(_, matrix)| matrix).collect())
+}
+
+/// Checks segments until there are no more.
+fn drain(receiver: &Mutex<Receiver<Segment<'_>>>) -> Vec<Checked> {
+    let mut checked = Vec::new();
+    loop {
+        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Segment { plans, buffer }) = next else { return checked };
+        let start = plans.first().map_or(0, |(_, plan)| plan.range.start);
+        for (index, plan) in plans {
+            let range = (plan.range.start - start) as usize..(plan.range.end - start) as usize;
+            let matrix = Matrix::from_bytes(plan.tensor.clone(), plan.shape, plan.dtype, Arc::clone(&buffer), range);
+            checked.push((*index, matrix));
+        }
+    }
+}
+
+/// Runs of neighbours of at most [`SEGMENT_BYTES`], or one larger matrix.
+fn segments<'a>(ordered: &'a [(usize, &'a MatrixPlan)]) -> impl Iterator<Item = &'a [(usize, &'a MatrixPlan)]> {
+    let mut rest = ordered;
+    std::iter::from_fn(move || {
+        let start = rest.first()?.1.range.start;
+        let joins = |(before, next): (&(usize, &MatrixPlan), &(usize, &MatrixPlan))| {
+            before.1.range.end == next.1.range.start && next.1.range.end - start <= SEGMENT_BYTES
+        };
+        let length = 1 + rest.iter().zip(&rest[1..]).take_while(|pair| joins(*pair)).count();
+        let (run, after) = rest.split_at(length);
+        rest = after;
+        Some(run)
+    })
+}
+
+fn read_segment(file: &mut File, plans: &[(usize, &MatrixPlan)]) -> Result<Vec<u8>, Reason> {
+    let (Some((_, first)), Some((_, last))) = (plans.first(), plans.last()) else { return Ok(Vec::new()) };
+    let (start, end) = (first.range.start, last.range.end);
+    let needed_bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(needed_bytes).map_err(|_| Reason::OutOfMemory { needed_bytes })?;
+    let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.take(end - start).read_to_end(&mut buffer));
+    match read {
+        Ok(_) if buffer.len() == needed_bytes => Ok(buffer),
+        // The file was as long as its plan a moment ago.
+        Ok(_) => Err(Reason::Truncated { expected_bytes: end, found_bytes: start + buffer.len() as u64 }),
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => Err(Reason::OutOfMemory { needed_bytes }),
+        Err(error) => Err(Reason::Unreadable { message: error.to_string() }),
+    }
+}
