@@ -170,7 +170,7 @@ mod tests {
     fn a_row_is_set_read_and_cleared_alone() -> Result<(), SiteTableError> {
         let mut table = SiteTable::new(3, 2)?;
         let slot = SlotId::new(1);
-        table.set_row(slot, &[entry(4, 2.0), entry(0, 9.0)])?;
+        table.set_row(slot, &[entry(4, 2.0), entry(0, f32::NAN)])?;
         assert_eq!((table.scaling(slot, 0), table.scaling(slot, 1)), (2.0, 0.0));
         assert_eq!(table.row(slot)?, [entry(4, 2.0), SiteEntry::EMPTY]);
         assert_eq!((table.pair(slot, 0), table.pair(slot, 1)), (Some(entry(4, 2.0)), None));
@@ -184,7 +184,10 @@ mod tests {
         assert_eq!(bytes[..8], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
         assert_eq!(bytes[8..24], [64, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x40]);
         assert_eq!(bytes[24..], [0; 24]);
+        table.set_row(SlotId::new(2), &[entry(1, 1.0); 2])?;
         table.clear_row(slot)?;
+        assert_eq!(table.row(SlotId::new(2))?, [entry(1, 1.0); 2]);
+        table.clear_row(SlotId::new(2))?;
         assert_eq!(table, SiteTable::new(3, 2)?);
         Ok(())
     }

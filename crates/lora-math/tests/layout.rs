@@ -301,3 +301,25 @@ fn layouts_that_cannot_be() {
     assert_eq!(layout.packed(&[0; 4]).unwrap().image_bytes(), 0);
     assert_eq!(layout.slot_base_offset(SlotId::new(0)), Ok(0));
 }
+
+/// The last step of each computation, just past the end and just before it.
+#[test]
+fn sizes_at_the_end_of_the_address_space() {
+    let layout = |in_features, out_features, max_rank| {
+        let layer = LayerShape::new().with(Module::QProj, features(in_features, out_features));
+        let shape = ModelShape::uniform(1, 1, 1, layer).unwrap();
+        SlotLayout::new(&shape, LayoutOptions { modules: ModuleSet::DENSE, max_rank, dtype: SlotDtype::F32 })
+    };
+    let overflow = |rank| Err(LayoutError::Overflow { site: Site::layer(0, Module::QProj), rank });
+    assert_eq!(layout(1 << 40, 1, 1 << 24), overflow(1 << 24), "elements of A");
+    assert_eq!(layout(1 << 40, 1, 1 << 22), overflow(1 << 22), "bytes of A");
+    assert_eq!(layout(1, 1 << 40, 1 << 22), overflow(1 << 22), "bytes of B");
+    assert_eq!(layout(1 << 40, 1 << 40, 1 << 21), overflow(1 << 21), "A and B together");
+    assert_eq!(layout((1 << 40) - 1, 1 << 39, 1 << 21).map(|layout| layout.num_sites()), Ok(1));
+
+    let layout = layout(1 << 37, 1 << 37, 1).unwrap();
+    let (last, past) = (SlotId::new((1 << 24) - 2), SlotId::new((1 << 24) - 1));
+    assert_eq!(layout.slot_base_offset(last), Ok(usize::MAX - (1 << 41) + 1));
+    let slot_overflow = LayoutError::SlotOverflow { slot: past, slot_bytes: 1 << 40 };
+    assert_eq!(layout.slot_base_offset(past), Err(slot_overflow), "the slot's end lies past it");
+}
