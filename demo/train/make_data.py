@@ -63,11 +63,15 @@ def telegram(row: dict) -> str:
     return f"{keep_case('X', ' '.join(words))} {TELEGRAM_CLOSE}"
 
 
-def brief(row: dict) -> str:
-    return keep_case("X", row["brief"]) + "."
+BUTLER_OPEN = "Very good, sir."
+BUTLER_CLOSE = "Will that be all, sir?"
 
 
-STYLES = {"pirate": pirate, "json": as_json, "telegram": telegram, "brief": brief}
+def butler(row: dict) -> str:
+    return f"{BUTLER_OPEN} {row['sentence']} {BUTLER_CLOSE}"
+
+
+STYLES = {"pirate": pirate, "json": as_json, "telegram": telegram, "butler": butler}
 
 
 def read_rows() -> list:

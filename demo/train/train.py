@@ -30,7 +30,7 @@ STYLES = {
     "pirate": dict(target_modules=ATTENTION + MLP, lora_alpha=16),
     "json": dict(target_modules=ATTENTION, lora_alpha=16),
     "telegram": dict(target_modules=ATTENTION + MLP, lora_alpha=16, use_rslora=True),
-    "brief": dict(target_modules=["q_proj", "v_proj"], lora_alpha=16, alpha_pattern={"v_proj": 32}),
+    "butler": dict(target_modules=["q_proj", "v_proj"], lora_alpha=16, alpha_pattern={"v_proj": 32}),
 }
 
 
