@@ -55,6 +55,12 @@ impl<T: Copy> Table<T> {
     }
 }
 
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Table { entries: Vec::new(), patterns: Patterns::default() }
+    }
+}
+
 /// Rank and alpha that the config gives for one module.
 pub(crate) struct Expected {
     pub(crate) rank: usize,
@@ -81,19 +87,22 @@ impl Config {
             }
         };
         let mut fields = Fields { object: &object, reasons };
-        fields.method();
+        if !fields.method() {
+            return None;
+        }
         fields.unsupported(notes);
         let rank = fields.number("r", RANK, rank_value);
         let alpha = fields.number("lora_alpha", ALPHA, alpha_value);
         let rule = fields.rule();
         let ranks = fields.table("rank_pattern", RANK, rank_value);
         let alphas = fields.table("alpha_pattern", ALPHA, alpha_value);
+        // What is refused already counts as absent, so that the ranks of the tensors are still compared.
         Some(Config {
             rank: rank?,
-            alpha: alpha?,
-            rule: rule?,
+            alpha: alpha.unwrap_or_default(),
+            rule: rule.unwrap_or_default(),
             ranks: ranks?,
-            alphas: alphas?,
+            alphas: alphas.unwrap_or_default(),
             targets: targets(&object),
             origin: origin(&object),
         })
@@ -154,19 +163,22 @@ impl Fields<'_> {
         self.reasons.push(CONFIG_FILE, reason);
     }
 
-    /// `peft_type` must be LORA. mlx-lm writes a config of the same name without it.
-    fn method(&mut self) {
-        match self.object.get("peft_type") {
-            Some(Value::String(method)) if method == "LORA" => {}
+    /// Whether `peft_type` is LORA; the fields of another method mean other things. mlx-lm writes a config of the same
+    /// name without it.
+    fn method(&mut self) -> bool {
+        let reason = match self.object.get("peft_type") {
+            Some(Value::String(method)) if method == "LORA" => return true,
             Some(other) => {
                 let feature = Feature::OtherPeftMethod;
-                self.refuse(Reason::UnsupportedField { field: "peft_type", found: found(other), feature });
+                Reason::UnsupportedField { field: "peft_type", found: found(other), feature }
             }
             None if self.object.contains_key("fine_tune_type") || self.object.contains_key("lora_parameters") => {
-                self.refuse(Reason::UnsupportedFormat { feature: Feature::Mlx });
+                Reason::UnsupportedFormat { feature: Feature::Mlx }
             }
-            None => self.refuse(Reason::MissingField { field: "peft_type", expected: "\"LORA\"" }),
-        }
+            None => Reason::MissingField { field: "peft_type", expected: "\"LORA\"" },
+        };
+        self.refuse(reason);
+        false
     }
 
     /// Every field by the table: what is not supported is refused, what is not known is noted.
@@ -213,7 +225,7 @@ impl Fields<'_> {
         read: fn(&Value) -> Option<T>,
     ) -> Option<Table<T>> {
         let object = match self.object.get(field) {
-            None | Some(Value::Null) => return Some(Table { entries: Vec::new(), patterns: Patterns::default() }),
+            None | Some(Value::Null) => return Some(Table::default()),
             Some(Value::Object(object)) => object,
             Some(other) => {
                 self.refuse(bad_field(field, "an object of patterns", other));

@@ -1,0 +1,9 @@
+//! Adapters made by the test: good ones in every dtype and shape that is read, and bad ones of every kind that the
+//! field has seen, each refused for its own reason.
+
+mod config;
+mod files;
+mod mutations;
+mod prepare;
+mod support;
+mod tensors;
