@@ -3,6 +3,9 @@
 //! Activations are row-major f32: row `i` of width `w` stands at `data[i · w..][..w]`. The views borrow; only
 //! [`ShrinkBuffer`] owns memory, and only when it is made.
 
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
 use crate::error::KernelError;
 
 /// Input rows, row-major.
@@ -44,22 +47,32 @@ impl<'a> Rows<'a> {
 }
 
 /// Output rows, row-major.
+///
+/// Holds a raw pointer, so that the threads of an operation may write disjoint places of one output.
 #[derive(Debug)]
 pub struct RowsMut<'a> {
-    data: &'a mut [f32],
+    data: NonNull<f32>,
+    num_rows: usize,
     width: usize,
+    memory: PhantomData<&'a mut [f32]>,
 }
+
+// SAFETY: the view stands for an exclusive borrow of plain values; its safe methods read and write through `&mut self`.
+unsafe impl Send for RowsMut<'_> {}
+// SAFETY: as above; a shared view gives out no more than a raw pointer, inside this crate.
+unsafe impl Sync for RowsMut<'_> {}
 
 impl<'a> RowsMut<'a> {
     /// Views `data` as rows of `width` values.
     pub fn new(data: &'a mut [f32], width: usize) -> Result<Self, KernelError> {
         check_whole_rows(data.len(), width)?;
-        Ok(RowsMut { data, width })
+        let num_rows = data.len() / width;
+        Ok(RowsMut { data: NonNull::from(data).cast(), num_rows, width, memory: PhantomData })
     }
 
     /// Number of rows.
     pub fn num_rows(&self) -> usize {
-        self.data.len() / self.width
+        self.num_rows
     }
 
     /// Values in a row.
@@ -69,7 +82,8 @@ impl<'a> RowsMut<'a> {
 
     /// All rows, one after the other.
     pub fn data_mut(&mut self) -> &mut [f32] {
-        self.data
+        // SAFETY: the pointer and sizes are those of the slice that this view borrows exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.num_rows * self.width) }
     }
 
     /// One row.
@@ -77,12 +91,18 @@ impl<'a> RowsMut<'a> {
     /// # Panics
     /// If `row` is not below [`num_rows`](Self::num_rows).
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
-        &mut self.data[row * self.width..][..self.width]
+        let width = self.width;
+        &mut self.data_mut()[row * width..][..width]
     }
 
     /// The same rows, borrowed for a shorter time.
     pub fn reborrow(&mut self) -> RowsMut<'_> {
-        RowsMut { data: self.data, width: self.width }
+        RowsMut { memory: PhantomData, ..*self }
+    }
+
+    /// The first value; whoever writes through it holds the view exclusively and keeps its writers apart.
+    pub(crate) fn as_ptr(&self) -> *mut f32 {
+        self.data.as_ptr()
     }
 }
 

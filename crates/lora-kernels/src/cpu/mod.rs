@@ -1,33 +1,82 @@
-//! The fast back end of a machine without a GPU.
+//! The back end of a machine without a GPU: SIMD chosen at run time, threads of the rayon pool that a call runs in.
+//!
+//! Two cores do all arithmetic: [`dot`] (base products and shrink, lanes over K) and [`expand_tile`] (lanes over
+//! outputs). The operations only cut the work, so threads and batch mates cannot reach the order of a sum.
+
+mod delta;
+mod dot;
+mod expand;
+mod expand_tile;
+mod isa;
+mod matmul;
+mod parallel;
+mod shrink;
+mod simd;
 
 use lora_math::StepRows;
 
+pub use self::isa::Isa;
 use crate::activations::{Rows, RowsMut, ShrinkBuffer};
 use crate::error::KernelError;
 use crate::ops::{DeltaRun, LoraKernels};
-use crate::reference::Reference;
 use crate::table::{SiteRef, SlotTable};
-use crate::weights::WeightView;
 
 /// The CPU back end.
-#[derive(Clone, Debug, Default)]
-pub struct Cpu;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    isa: Isa,
+}
 
 impl Cpu {
-    /// Chooses the best instruction set of this machine.
+    /// With the best instruction set of this machine.
     pub fn new() -> Self {
-        Cpu
+        Cpu { isa: Isa::detect() }
     }
 
-    /// `y[row][n] = Σ_k x[row][k] · weight[n][k] + bias[n]`. The bits of `y[row][n]` depend on row and n only.
-    pub fn matmul(
-        &self,
-        x: Rows<'_>,
-        weight: &WeightView<'_>,
-        bias: Option<&[f32]>,
-        y: RowsMut<'_>,
-    ) -> Result<(), KernelError> {
-        Reference.matmul(x, weight, bias, y)
+    /// With this instruction set, or an error if the machine lacks it.
+    pub fn with_isa(isa: Isa) -> Result<Self, KernelError> {
+        Ok(Cpu { isa: isa.require()? })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// # Safety
+    /// As for [`dot::run`], the instruction set aside.
+    unsafe fn dot(&self, panel: &dot::DotPanel<'_>) {
+        // SAFETY: passed on; a `Cpu` is only made with an instruction set that the machine has.
+        unsafe {
+            match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => simd::avx512::dot(panel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => simd::avx2::dot(panel),
+                _ => simd::scalar::dot(panel),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`expand_tile::run`], the instruction set aside.
+    unsafe fn expand_panel(&self, panel: &expand_tile::ExpandPanel<'_>) {
+        // SAFETY: passed on; a `Cpu` is only made with an instruction set that the machine has.
+        unsafe {
+            match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => simd::avx512::expand(panel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => simd::avx2::expand(panel),
+                _ => simd::scalar::expand(panel),
+            }
+        }
+    }
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Cpu::new()
     }
 }
 
@@ -40,7 +89,7 @@ impl LoraKernels for Cpu {
         x: Rows<'_>,
         h: &mut ShrinkBuffer,
     ) -> Result<(), KernelError> {
-        Reference.shrink(table, rows, sites, x, h)
+        shrink::shrink(self, table, rows, sites, x, h)
     }
 
     fn expand(
@@ -51,7 +100,7 @@ impl LoraKernels for Cpu {
         h: &ShrinkBuffer,
         y: &mut [RowsMut<'_>],
     ) -> Result<(), KernelError> {
-        Reference.expand(table, rows, sites, h, y)
+        expand::expand(self, table, rows, sites, h, y)
     }
 
     fn delta(
@@ -61,6 +110,6 @@ impl LoraKernels for Cpu {
         y: &mut [RowsMut<'_>],
         scratch: &mut ShrinkBuffer,
     ) -> Result<(), KernelError> {
-        Reference.delta(run, x, y, scratch)
+        delta::delta(self, &run, x, y, scratch)
     }
 }
