@@ -5,6 +5,16 @@
 //! `gguf::config` reads GGUF metadata.
 
 use std::fmt;
+use std::path::Path;
+
+use super::error::CheckpointError;
+use crate::rope::RopeTable;
+
+/// The largest size that a file may name: far above every model, and small enough that products of two fit.
+pub(crate) const MAX_SIZE: usize = 1 << 30;
+
+/// The most layers that a file may name; each costs memory before any tensor is looked at.
+const MAX_LAYERS: usize = 1 << 14;
 
 /// The families of decoder that the engine computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -211,5 +221,27 @@ impl ModelConfig {
     #[must_use]
     pub fn kv_features(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+
+    /// Adds `num_layers` equal layers and checks what a parser cannot check field by field.
+    pub(crate) fn finish(&mut self, path: &Path, num_layers: usize, layer: LayerConfig) -> Result<(), CheckpointError> {
+        let check = |holds: bool, field: &str, found: usize, expected: String| {
+            if holds { Ok(()) } else { Err(CheckpointError::field(path, field, found.to_string(), expected)) }
+        };
+        let most = format!("at most {MAX_LAYERS}");
+        check(num_layers <= MAX_LAYERS, "the number of layers", num_layers, most)?;
+        let multiple = format!("a multiple of the number of KV heads, {}", self.num_kv_heads);
+        let divides = self.num_heads.is_multiple_of(self.num_kv_heads);
+        check(divides, "the number of attention heads", self.num_heads, multiple)?;
+        if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
+            let found = self.rms_norm_eps.to_string();
+            return Err(CheckpointError::field(path, "rms_norm_eps", found, "a finite number of at least 0"));
+        }
+        RopeTable::new(&self.rope, self.head_dim, 0)
+            .map_err(|source| CheckpointError::Rope { path: path.to_owned(), source })?;
+        self.eos_token_ids.sort_unstable();
+        self.eos_token_ids.dedup();
+        self.layers = vec![layer; num_layers];
+        Ok(())
     }
 }
