@@ -1,4 +1,17 @@
-//! lora-pool
+#![doc = include_str!("../README.md")]
+//!
+//! ## Inside
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`memory`] | what a pool asks of its memory, and the order of copies, publications and steps |
+//! | `host` | memory in RAM, and why writing it while others read it is sound |
+//! | `placement` | where slots and table stand in the memory |
+//! | `image` | an adapter packed for a pool, and the copies and table row that place it |
+//! | `state` | the protocol: which slot holds what, which name points where, who uses it |
+//! | `landing` | a load on its way through the protocol |
+//! | `lease` | the counted use of a generation |
+//! | `pool` | the calls, and the one mutex around the protocol |
 
 mod error;
 mod generation;
