@@ -13,8 +13,9 @@ use std::thread;
 use crate::error::Reason;
 use crate::matrix::{FileDtype, Matrix, MatrixError};
 
-/// Neighbours in the file are read together up to this many bytes.
-const SEGMENT_BYTES: u64 = 4 << 20;
+/// Neighbours in the file are read together up to this many bytes: large enough for the system's large pages, small
+/// enough that the hashing of one overlaps the reading of the next.
+const SEGMENT_BYTES: u64 = 32 << 20;
 
 /// Below this, everything happens on the calling thread.
 const THREADED_BYTES: u64 = 4 << 20;
@@ -32,10 +33,18 @@ pub(crate) struct MatrixPlan {
     pub(crate) range: Range<u64>,
 }
 
-/// Matrices that stand next to each other in the file, and their bytes.
+/// Matrices that stand next to each other in the file.
 struct Segment<'a> {
+    range: Range<u64>,
     plans: &'a [(usize, &'a MatrixPlan)],
+}
+
+/// A matrix that has been read: its index among the plans, and a buffer that begins at `start` of the file.
+struct Unchecked<'a> {
+    index: usize,
+    plan: &'a MatrixPlan,
     buffer: Arc<Vec<u8>>,
+    start: u64,
 }
 
 type Checked = (usize, Result<Matrix, MatrixError>);
@@ -59,13 +68,18 @@ pub(crate) fn read(file: &mut File, plans: &[MatrixPlan]) -> Result<Vec<Result<M
         // A system that gives no thread costs time only: this one takes what is left.
         let helpers: Vec<_> = (0..num_helpers).map_while(|index| spawn(index).ok()).collect();
         let mut read = Ok(());
-        for plans in segments(&ordered) {
-            match read_segment(file, plans) {
-                Ok(buffer) => drop(sender.send(Segment { plans, buffer: Arc::new(buffer) })),
+        for Segment { range, plans } in segments(&ordered) {
+            let start = range.start;
+            let buffer = match read_range(file, range) {
+                Ok(buffer) => Arc::new(buffer),
                 Err(reason) => {
                     read = Err(reason);
                     break;
                 }
+            };
+            for &(index, plan) in plans {
+                // Cannot fail: the receiver lives as long as the scope.
+                drop(sender.send(Unchecked { index, plan, buffer: Arc::clone(&buffer), start }));
             }
         }
         drop(sender);
@@ -79,39 +93,36 @@ pub(crate) fn read(file: &mut File, plans: &[MatrixPlan]) -> Result<Vec<Result<M
     Ok(checked.into_iter().map(|(_, matrix)| matrix).collect())
 }
 
-/// Checks segments until there are no more.
-fn drain(receiver: &Mutex<Receiver<Segment<'_>>>) -> Vec<Checked> {
+/// Checks matrices until there are no more.
+fn drain(receiver: &Mutex<Receiver<Unchecked<'_>>>) -> Vec<Checked> {
     let mut checked = Vec::new();
     loop {
         let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Segment { plans, buffer }) = next else { return checked };
-        let start = plans.first().map_or(0, |(_, plan)| plan.range.start);
-        for (index, plan) in plans {
-            let range = (plan.range.start - start) as usize..(plan.range.end - start) as usize;
-            let matrix = Matrix::from_bytes(plan.tensor.clone(), plan.shape, plan.dtype, Arc::clone(&buffer), range);
-            checked.push((*index, matrix));
-        }
+        let Ok(Unchecked { index, plan, buffer, start }) = next else { return checked };
+        let range = (plan.range.start - start) as usize..(plan.range.end - start) as usize;
+        checked.push((index, Matrix::from_bytes(plan.tensor.clone(), plan.shape, plan.dtype, buffer, range)));
     }
 }
 
-/// Runs of neighbours of at most [`SEGMENT_BYTES`], or one larger matrix.
-fn segments<'a>(ordered: &'a [(usize, &'a MatrixPlan)]) -> impl Iterator<Item = &'a [(usize, &'a MatrixPlan)]> {
-    let mut rest = ordered;
+/// Cuts the plans, ordered by place, into runs of neighbours of at most [`SEGMENT_BYTES`] or of one larger matrix.
+fn segments<'a>(mut rest: &'a [(usize, &'a MatrixPlan)]) -> impl Iterator<Item = Segment<'a>> {
     std::iter::from_fn(move || {
-        let start = rest.first()?.1.range.start;
-        let joins = |(before, next): (&(usize, &MatrixPlan), &(usize, &MatrixPlan))| {
-            before.1.range.end == next.1.range.start && next.1.range.end - start <= SEGMENT_BYTES
-        };
-        let length = 1 + rest.iter().zip(&rest[1..]).take_while(|pair| joins(*pair)).count();
-        let (run, after) = rest.split_at(length);
+        let Range { start, mut end } = rest.first()?.1.range;
+        let mut length = 1;
+        for (_, next) in &rest[1..] {
+            if next.range.start != end || next.range.end - start > SEGMENT_BYTES {
+                break;
+            }
+            end = next.range.end;
+            length += 1;
+        }
+        let (plans, after) = rest.split_at(length);
         rest = after;
-        Some(run)
+        Some(Segment { range: start..end, plans })
     })
 }
 
-fn read_segment(file: &mut File, plans: &[(usize, &MatrixPlan)]) -> Result<Vec<u8>, Reason> {
-    let (Some((_, first)), Some((_, last))) = (plans.first(), plans.last()) else { return Ok(Vec::new()) };
-    let (start, end) = (first.range.start, last.range.end);
+fn read_range(file: &mut File, Range { start, end }: Range<u64>) -> Result<Vec<u8>, Reason> {
     let needed_bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(needed_bytes).map_err(|_| Reason::OutOfMemory { needed_bytes })?;
