@@ -8,7 +8,8 @@ use std::path::Path;
 use lora_math::module::Part;
 use lora_math::{ContentDigest, Site};
 
-use crate::error::{LoadError, Reason, Reasons};
+use crate::error::{LoadError, Reasons};
+use crate::reason::Reason;
 
 use crate::load;
 use crate::notes::{Note, Origin};

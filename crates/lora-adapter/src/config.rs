@@ -6,12 +6,13 @@ use lora_math::patterns::{OlderPatterns, Patterns};
 use lora_math::scaling::ScalingRule;
 use serde_json::{Map, Value};
 
-use crate::error::{Reason, Reasons, shown};
+use crate::error::{Reasons, shown};
 use crate::feature::Feature;
 use crate::fields;
 use crate::json;
 use crate::notes::{Note, Origin};
 use crate::pair::MAX_RANK;
+use crate::reason::Reason;
 
 /// Name of the file.
 pub(crate) const CONFIG_FILE: &str = "adapter_config.json";

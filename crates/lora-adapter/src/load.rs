@@ -8,12 +8,13 @@ use lora_math::Site;
 
 use crate::adapter::Adapter;
 use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES};
-use crate::error::{LoadError, Reason, Reasons, shown};
+use crate::error::{LoadError, Reasons, shown};
 use crate::feature::Feature;
 use crate::keys::{self, Dialect, Half, Key};
 use crate::matrix::FileDtype;
 use crate::notes::Note;
 use crate::pair::{LoraPair, MAX_RANK};
+use crate::reason::Reason;
 use crate::source::AdapterSource;
 use crate::tensor_file::{self, FilePlan, TensorPlan};
 use crate::values::{self, MatrixPlan};

@@ -3,8 +3,8 @@
 use lora_math::Site;
 use lora_math::scaling::ScalingRule;
 
-use crate::error::Reason;
 use crate::matrix::Matrix;
+use crate::reason::Reason;
 
 /// The largest rank that an adapter may have at a site.
 pub const MAX_RANK: usize = 512;

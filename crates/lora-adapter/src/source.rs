@@ -8,7 +8,8 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use crate::error::{LoadError, Reason, Reasons};
+use crate::error::{LoadError, Reasons};
+use crate::reason::Reason;
 
 /// The directory of an adapter, and the directory that its files may not leave.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use std::io::{self, Read};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
-use crate::error::{Reason, Reasons, shown};
+use crate::error::{Reasons, shown};
+use crate::reason::Reason;
 
 /// The longest header that the format allows.
 const MAX_HEADER_BYTES: u64 = 100_000_000;

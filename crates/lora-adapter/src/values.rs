@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::error::Reason;
 use crate::matrix::{FileDtype, Matrix, MatrixError};
+use crate::reason::Reason;
 
 /// Neighbours in the file are read together up to this many bytes: large enough for the system's large pages, small
 /// enough that the hashing of one overlaps the reading of the next.

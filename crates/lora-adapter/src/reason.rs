@@ -1,0 +1,328 @@
+//! The kinds of reasons for which an adapter is refused, in the order in which a reader meets them: directory, config,
+//! tensor file, single tensors, adapters made in memory.
+
+use lora_math::Site;
+use lora_math::scaling::ScalingError;
+use thiserror::Error;
+
+use crate::feature::Feature;
+use crate::keys::Dialect;
+use crate::matrix::MatrixError;
+
+/// One thing that is wrong with an adapter.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Reason {
+    // ---- the directory and its files
+    /// The adapter's directory cannot be opened.
+    #[error("cannot open the directory: {message}")]
+    Directory {
+        /// What the system says.
+        message: String,
+    },
+    /// Something else stands in place of the directory.
+    #[error("expected a directory, found {found}")]
+    NotADirectory {
+        /// What it is.
+        found: &'static str,
+    },
+    /// A file that every adapter has is not there.
+    #[error("the file is missing")]
+    MissingFile,
+    /// Something else stands in place of the file.
+    #[error("expected a regular file, found {found}")]
+    NotRegularFile {
+        /// What it is.
+        found: &'static str,
+    },
+    /// A link leads out of the directory that the adapter must stay in.
+    #[error("a link leads outside the adapter's directory")]
+    OutsideDirectory,
+    /// The file cannot be read.
+    #[error("cannot read the file: {message}")]
+    Unreadable {
+        /// What the system says.
+        message: String,
+    },
+    /// The file is longer than any adapter's.
+    #[error("the file has {found_bytes} bytes, at most {limit_bytes} are read")]
+    FileTooLong {
+        /// Its length.
+        found_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// There is no memory for the weights.
+    #[error("no memory for {needed_bytes} bytes of weights")]
+    OutOfMemory {
+        /// Bytes of the file.
+        needed_bytes: usize,
+    },
+    /// The adapter is of a kind that is not supported.
+    #[error("not supported: {feature}")]
+    UnsupportedFormat {
+        /// The kind.
+        feature: Feature,
+    },
+
+    // ---- adapter_config.json
+    /// The config is not JSON.
+    #[error("not JSON: {message}")]
+    NotJson {
+        /// What the parser says, with line and column.
+        message: String,
+    },
+    /// The config is JSON and not an object.
+    #[error("expected a JSON object, found {found}")]
+    NotAnObject {
+        /// Its type.
+        found: &'static str,
+    },
+    /// A field that nothing can stand in for is missing.
+    #[error("field `{field}` is missing; expected {expected}")]
+    MissingField {
+        /// The field.
+        field: &'static str,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A field has a value that it cannot have.
+    #[error("field `{field}`: expected {expected}, found {found}")]
+    BadField {
+        /// The field, and the entry in it.
+        field: String,
+        /// What it should hold.
+        expected: String,
+        /// Its value as JSON.
+        found: String,
+    },
+    /// A pattern that cannot be compiled.
+    #[error("field `{field}`: the pattern cannot be used: {message}")]
+    BadPattern {
+        /// `rank_pattern` or `alpha_pattern`.
+        field: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A field asks for something that is not supported.
+    #[error("field `{field}` is {found}: {feature}, not supported")]
+    UnsupportedField {
+        /// The field.
+        field: &'static str,
+        /// Its value as JSON.
+        found: String,
+        /// What it asks for.
+        feature: Feature,
+    },
+
+    // ---- the tensor file as a whole
+    /// The file ends before what its header says.
+    #[error("truncated: {expected_bytes} bytes expected, {found_bytes} found")]
+    Truncated {
+        /// Bytes that the header asks for, itself included.
+        expected_bytes: u64,
+        /// Bytes of the file.
+        found_bytes: u64,
+    },
+    /// The file goes on after its last tensor.
+    #[error("{expected_bytes} bytes expected, {found_bytes} found: bytes after the last tensor")]
+    TrailingBytes {
+        /// Bytes that the header asks for, itself included.
+        expected_bytes: u64,
+        /// Bytes of the file.
+        found_bytes: u64,
+    },
+    /// The header is longer than the format allows.
+    #[error("the header has {found_bytes} bytes, the format allows {limit_bytes}")]
+    HeaderTooLong {
+        /// Its length.
+        found_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The header is not what the format says.
+    #[error("bad header: {message}")]
+    BadHeader {
+        /// What is wrong, with line and column.
+        message: String,
+    },
+    /// Two tensors have one name.
+    #[error("tensor {tensor}: the name stands twice in the header")]
+    DuplicateTensor {
+        /// The name.
+        tensor: String,
+    },
+    /// The offsets of a tensor run backwards.
+    #[error("tensor {tensor}: offsets {begin}..{end} run backwards")]
+    BadOffsets {
+        /// The tensor.
+        tensor: String,
+        /// First byte.
+        begin: u64,
+        /// Byte after the last.
+        end: u64,
+    },
+    /// A tensor does not begin where the one before it ends.
+    #[error("tensor {tensor}: begins at byte {found} of the data, expected {expected}")]
+    BadStart {
+        /// The tensor.
+        tensor: String,
+        /// End of the tensor before it.
+        expected: u64,
+        /// Where it begins.
+        found: u64,
+    },
+    /// Shape, dtype and bytes of a tensor disagree.
+    #[error("tensor {tensor}: shape {shape:?} of {dtype} does not fit {found_bytes} bytes")]
+    WrongByteCount {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Its dtype.
+        dtype: String,
+        /// Bytes between its offsets.
+        found_bytes: u64,
+    },
+    /// The file holds no A and B at all.
+    #[error("no LoRA pair in the file ({num_tensors} tensors); the adapter would act as the base model")]
+    NoPairs {
+        /// Tensors in the file.
+        num_tensors: usize,
+    },
+
+    // ---- single tensors
+    /// Tensors of a kind that is not supported.
+    #[error("{num_tensors} tensors hold {feature}, not supported (the first is {tensor})")]
+    UnsupportedTensors {
+        /// The kind.
+        feature: Feature,
+        /// How many there are.
+        num_tensors: usize,
+        /// The first, by name.
+        tensor: String,
+    },
+    /// Tensors named in a way that is not supported.
+    #[error(
+        "{num_tensors} tensors are named with {dialect}, expected base_model.model.model.layers.N.… (the first is {tensor})"
+    )]
+    UnsupportedDialect {
+        /// The way they are named.
+        dialect: Dialect,
+        /// How many there are.
+        num_tensors: usize,
+        /// The first, by name.
+        tensor: String,
+    },
+    /// A tensor whose module or suffix is not known.
+    #[error("tensor {tensor}: no such {part} is known")]
+    UnknownTensor {
+        /// The tensor.
+        tensor: String,
+        /// Which part of the name is not known.
+        part: &'static str,
+    },
+    /// A tensor without elements.
+    #[error("tensor {tensor}: shape {shape:?} holds nothing")]
+    EmptyTensor {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// A or B that is not a matrix.
+    #[error("tensor {tensor}: expected two dimensions, found shape {shape:?}")]
+    NotAMatrix {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// A or B in a dtype that cannot be read.
+    #[error("tensor {tensor}: expected F64, F32, F16 or BF16, found {dtype}")]
+    UnsupportedDtype {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// A without B, or B without A.
+    #[error("tensor {tensor}: its other half {missing} is missing")]
+    HalfPair {
+        /// The half that is there.
+        tensor: String,
+        /// The half that is not.
+        missing: String,
+    },
+    /// Two tensors name one place.
+    #[error("tensors {first} and {second} name one place, {site}")]
+    AmbiguousTensor {
+        /// The place.
+        site: Site,
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A and B that cannot be multiplied.
+    #[error(
+        "tensors {a} {a_shape:?} and {b} {b_shape:?}: expected [rank, in_features] and [out_features, rank] of one rank"
+    )]
+    PairMismatch {
+        /// Name of A.
+        a: String,
+        /// Shape of A.
+        a_shape: [usize; 2],
+        /// Name of B.
+        b: String,
+        /// Shape of B.
+        b_shape: [usize; 2],
+    },
+    /// A rank beyond what adapters can have.
+    #[error("tensor {tensor}: rank {found}, expected 1 to {max}")]
+    RankTooLarge {
+        /// The tensor.
+        tensor: String,
+        /// Its rank.
+        found: usize,
+        /// The largest.
+        max: usize,
+    },
+    /// The rank of a tensor is not the one that the config gives for its module.
+    #[error("tensor {tensor}: rank {found}, expected {expected} by the config's {source_field}")]
+    RankDisagrees {
+        /// The tensor.
+        tensor: String,
+        /// Its rank.
+        found: usize,
+        /// The rank by the config.
+        expected: usize,
+        /// `r`, or the pattern that matches.
+        source_field: String,
+    },
+    /// Alpha and rank that give no scaling.
+    #[error("tensor {tensor}: {error}")]
+    Scaling {
+        /// A of the pair.
+        tensor: String,
+        /// What is wrong with them.
+        error: ScalingError,
+    },
+    /// The elements of a tensor.
+    #[error("tensor {0}")]
+    Matrix(#[from] MatrixError),
+
+    // ---- adapters made in memory
+    /// One site given twice.
+    #[error("{site}: given twice")]
+    DuplicateSite {
+        /// The site.
+        site: Site,
+    },
+    /// A module at a kind of site where it cannot stand.
+    #[error("{site}: this module cannot stand there")]
+    MisplacedSite {
+        /// The site.
+        site: Site,
+    },
+}
