@@ -251,3 +251,6 @@ fn rope(metadata: &Metadata<'_>, max_position_embeddings: usize) -> Result<RopeC
     };
     Ok(RopeConfig { theta, scaling })
 }
+
+#[cfg(test)]
+mod tests;
