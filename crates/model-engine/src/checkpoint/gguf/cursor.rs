@@ -1,6 +1,7 @@
 //! Reading numbers, strings and values from untrusted bytes, never past their end.
 
-use super::{GgufError, MAX_NAME_BYTES, MetadataArray, MetadataValue, ValueType};
+use super::value::{MetadataArray, MetadataValue, ValueType};
+use super::{GgufError, MAX_NAME_BYTES};
 
 /// A position in the file's bytes.
 pub(super) struct Cursor<'a> {

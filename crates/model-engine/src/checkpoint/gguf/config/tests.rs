@@ -15,10 +15,12 @@ enum Meta {
 
 use Meta::{F32, Text, U32};
 
+type Changes = Vec<(&'static str, Meta)>;
+
 /// A file of `architecture` with the usual keys, `changes` in place of or beside them, and the F32 vectors `tensors`.
 fn read(
     architecture: &'static str,
-    changes: Vec<(&str, Meta)>,
+    changes: Changes,
     tensors: &[(&str, &[f32])],
 ) -> Result<ModelConfig, CheckpointError> {
     let usual = [
@@ -113,7 +115,7 @@ fn scaling_comes_from_keys_or_from_divisors() {
 
 #[test]
 fn other_arithmetic_is_refused_by_name() {
-    let cases: Vec<(&'static str, Vec<(&str, Meta)>, [&str; 2])> = vec![
+    let cases: Vec<(&'static str, Changes, [&str; 2])> = vec![
         ("gemma", vec![], ["general.architecture", "llama, qwen2, qwen3"]),
         ("llama", vec![("general.type", Text("adapter"))], ["general.type", "adapter"]),
         ("llama", vec![("split.count", U32(2))], ["split.count", "2 files"]),
