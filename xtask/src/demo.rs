@@ -17,7 +17,7 @@ use crate::fetch;
 #[derive(Args)]
 pub(crate) struct DemoArgs {
     /// The question to ask.
-    #[arg(long, default_value = "What is the sun?")]
+    #[arg(long, default_value = "What is the capital of Greece?")]
     question: String,
     /// Fetch nothing: the model must be cached.
     #[arg(long)]

@@ -1,0 +1,152 @@
+//! `multilora inspect`: what is in an adapter directory, what it costs, and whether it loads.
+//!
+//! Exit code 0 says that the adapter loads (on the model, where one is given), 2 that it is refused; every reason is
+//! printed.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use multilora::adapter::{Adapter, AdapterReport, PreparedAdapter, prepare};
+use multilora::engine::checkpoint::CheckpointInfo;
+use multilora::engine::model::config_shape;
+use multilora::math::{LayoutOptions, ModelShape, ModuleSet, SlotDtype, SlotLayout};
+
+use super::bytes::show;
+use super::setup::{SlotDtypeArg, exact_dtype};
+
+/// Options of `multilora inspect`.
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    /// The adapter's directory.
+    adapter: PathBuf,
+    /// Directory or GGUF file of the base model that it should load on.
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+    /// Element type of A and B in the pool; the narrowest that holds the adapter exactly unless given.
+    #[arg(long, value_enum)]
+    slot_dtype: Option<SlotDtypeArg>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// All that is found out about a directory.
+#[derive(Serialize, Default)]
+struct Inspection {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    loads: bool,
+    reasons: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<AdapterReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<SlotCost>,
+}
+
+/// What the adapter takes in a pool of its own rank.
+#[derive(Serialize)]
+struct SlotCost {
+    dtype: &'static str,
+    /// Whether the element type holds every number of the adapter exactly.
+    exact: bool,
+    /// Bytes of its A and B, packed at their real ranks.
+    image_bytes: usize,
+    /// Bytes of a slot at fixed stride, with room for its largest rank at every site of attention and dense MLP.
+    slot_bytes: usize,
+}
+
+/// Inspects and prints.
+pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let shape = match &args.model {
+        Some(model) => Some(config_shape(&CheckpointInfo::open(model)?.config)?),
+        None => None,
+    };
+    let inspection = inspect(args, shape.as_ref());
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &inspection)?;
+        writeln!(out)?;
+    } else {
+        print(&mut out, &inspection)?;
+    }
+    Ok(if inspection.loads { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+fn inspect(args: &InspectArgs, shape: Option<&ModelShape>) -> Inspection {
+    let mut inspection = Inspection {
+        path: args.adapter.display().to_string(),
+        model: args.model.as_deref().map(Path::display).map(|path| path.to_string()),
+        ..Inspection::default()
+    };
+    let adapter = match Adapter::open(&args.adapter) {
+        Ok(adapter) => adapter,
+        Err(error) => {
+            inspection.reasons = error.located().iter().map(ToString::to_string).collect();
+            if error.num_omitted() > 0 {
+                inspection.reasons.push(format!("and {} more", error.num_omitted()));
+            }
+            return inspection;
+        }
+    };
+    inspection.adapter = Some(adapter.report());
+    let Some(shape) = shape else {
+        inspection.loads = true;
+        return inspection;
+    };
+    match prepare(adapter, shape) {
+        Err(refusal) => inspection.reasons = refusal.reasons.iter().map(ToString::to_string).collect(),
+        Ok(adapter) => match cost(&adapter, shape, args.slot_dtype) {
+            Err(reason) => inspection.reasons = vec![format!("{reason:#}")],
+            Ok(slot) => {
+                inspection.slot = Some(slot);
+                inspection.loads = true;
+            }
+        },
+    }
+    inspection
+}
+
+fn cost(adapter: &PreparedAdapter, shape: &ModelShape, dtype: Option<SlotDtypeArg>) -> Result<SlotCost> {
+    let exact = exact_dtype([adapter]);
+    let dtype = dtype.map_or(exact, SlotDtype::from);
+    let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: adapter.max_rank(), dtype };
+    let layout = SlotLayout::new(shape, options)?;
+    let rank = |site| adapter.pair(site).map_or(0, |pair| pair.rank());
+    let ranks: Vec<usize> = layout.spans().iter().map(|span| rank(span.site)).collect();
+    Ok(SlotCost {
+        dtype: dtype.name(),
+        exact: dtype == exact || dtype == SlotDtype::F32,
+        image_bytes: layout.packed(&ranks)?.image_bytes(),
+        slot_bytes: layout.slot_bytes(),
+    })
+}
+
+fn print(out: &mut impl Write, inspection: &Inspection) -> Result<()> {
+    writeln!(out, "{}", inspection.path)?;
+    if let Some(adapter) = &inspection.adapter {
+        writeln!(out, "{adapter}")?;
+    }
+    if let Some(slot) = &inspection.slot {
+        let narrowed = if slot.exact { "exact" } else { "narrowed: some numbers are rounded" };
+        writeln!(out, "in a pool   {} ({narrowed})", slot.dtype)?;
+        writeln!(out, "            {} at its own ranks", show(slot.image_bytes as u64))?;
+        writeln!(out, "            {} as a slot at fixed stride of its largest rank", show(slot.slot_bytes as u64))?;
+    }
+    let on = inspection.model.as_deref().map(|model| format!(" on {model}")).unwrap_or_default();
+    if inspection.loads {
+        writeln!(out, "verdict: loads{on}")?;
+        return Ok(());
+    }
+    let count = inspection.reasons.len();
+    writeln!(out, "verdict: refused{on}, {count} reason{}", if count == 1 { "" } else { "s" })?;
+    for reason in &inspection.reasons {
+        writeln!(out, "  - {reason}")?;
+    }
+    Ok(())
+}
