@@ -5,7 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use lora_adapter::PreparedAdapter;
 use lora_math::{
-    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, SiteEntry, SiteTable, SlotLayout,
+    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, Site, SiteEntry, SiteTable, SlotId,
+    SlotLayout,
 };
 use tracing::{debug, debug_span, info};
 
@@ -252,6 +253,13 @@ impl<M: DeviceMemory> LoraPool<M> {
     pub fn entries(&self, lease: &Lease) -> Result<Vec<SiteEntry>, PoolError> {
         self.check_lease(lease)?;
         Ok(self.state().table().row(lease.slot())?.to_vec())
+    }
+
+    /// The scaling in `slot` at `site`, at this moment: 0 where nothing is resident, where the resident adapter lacks the
+    /// site, and outside of the pool. For reports; a step reads the table.
+    pub fn scaling(&self, slot: SlotId, site: Site) -> f32 {
+        let index = self.layout().site_index(site);
+        index.map_or(0.0, |index| self.state().table().scaling(slot, index))
     }
 
     /// The bytes of the leased slot, padding included, read back from the memory. Bytes outside of A and B at their real

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use lora_adapter::PreparedAdapter;
-use lora_math::{AdapterId, AdapterSelection, SlotId};
+use lora_math::{AdapterId, AdapterSelection, Module, Site, SlotId};
 use lora_pool::{Landing, Lease, LoraPool, PoolError, Staged};
 use proptest::prelude::*;
 
@@ -342,6 +342,12 @@ impl Run {
         assert_eq!(residents.next(), None);
         loading.sort();
         assert_eq!(snapshot.loading, loading);
+        let site = Site::layer(0, Module::QProj);
+        for (slot, index) in self.slots.iter().zip(0..) {
+            // Every adapter here has this site, with alpha twice its rank.
+            let expected = if matches!(slot, ModelSlot::Resident { .. }) { 2.0 } else { 0.0 };
+            assert_eq!(self.pool.scaling(SlotId::new(index), site), expected);
+        }
         for (lease, _) in &self.leases {
             let ModelSlot::Resident { adapter, id, .. } = self.slots[lease.slot().index()] else {
                 panic!("{lease:?} is on {:?}", self.slots)

@@ -75,6 +75,10 @@ fn a_smaller_adapter_in_a_used_slot_shows_nothing_of_the_larger_one() {
             device_entries(&pool, &lease).into_iter().filter(|entry| *entry != SiteEntry::EMPTY).collect();
         assert_eq!(adapted.len(), 1);
         assert_eq!((adapted[0].rank, adapted[0].scaling), (4, 2.0));
+        assert_eq!(pool.scaling(lease.slot(), Site::layer(0, Module::QProj)), 2.0);
+        assert_eq!(pool.scaling(lease.slot(), Site::layer(0, Module::KProj)), 0.0);
+        assert_eq!(pool.scaling(lease.slot(), Site::layer(9, Module::QProj)), 0.0);
+        assert_eq!(pool.scaling(SlotId::new(1), Site::layer(0, Module::QProj)), 0.0);
     }
     assert_eq!(pool.acquire(&AdapterSelection::Base).unwrap().map(|lease| lease.slot()), None);
 }

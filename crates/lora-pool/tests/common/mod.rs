@@ -94,11 +94,11 @@ fn numbers_at(address: u64, count: usize) -> Vec<f32> {
     (0..count).map(|index| unsafe { first.add(index).read() }).collect()
 }
 
-/// scaling, A and B of every site of the leased slot, read through the table; none where the rank is 0.
-pub(crate) fn device_pairs<M: DeviceMemory>(
-    pool: &Arc<LoraPool<M>>,
-    lease: &Lease,
-) -> Vec<Option<(f32, Vec<f32>, Vec<f32>)>> {
+/// Scaling, A and B of one site.
+pub(crate) type Pair = (f32, Vec<f32>, Vec<f32>);
+
+/// Every site of the leased slot, read through the table; none where the rank is 0.
+pub(crate) fn device_pairs<M: DeviceMemory>(pool: &Arc<LoraPool<M>>, lease: &Lease) -> Vec<Option<Pair>> {
     let entries = device_entries(pool, lease);
     let spans = pool.layout().spans().iter();
     entries
@@ -114,7 +114,7 @@ pub(crate) fn device_pairs<M: DeviceMemory>(
 }
 
 /// What [`device_pairs`] must give for an adapter in an f32 pool.
-pub(crate) fn adapter_pairs(layout: &SlotLayout, prepared: &PreparedAdapter) -> Vec<Option<(f32, Vec<f32>, Vec<f32>)>> {
+pub(crate) fn adapter_pairs(layout: &SlotLayout, prepared: &PreparedAdapter) -> Vec<Option<Pair>> {
     let pair = |site| prepared.pair(site).map(|pair| (pair.scaling(), pair.a().to_f32(), pair.b().to_f32()));
     layout.spans().iter().map(|span| pair(span.site)).collect()
 }
