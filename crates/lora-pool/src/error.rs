@@ -120,8 +120,8 @@ pub enum PoolError {
     /// The slot table cannot be made, or a row of it cannot be filled.
     #[error(transparent)]
     Table(#[from] SiteTableError),
-    /// The memory failed. If it failed while an adapter was copied in, the slot is free again; a victim that had to make
-    /// room for it is gone.
+    /// The memory failed. If it failed while an adapter was copied in, the slot is free again; a victim that
+    /// had to make room for it is gone.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The lease belongs to another pool.

@@ -4,14 +4,14 @@
 //!
 //! # Why shared writes are sound here
 //! The memory is written through `&HostMemory`, while kernels on other threads read other parts of it through bare
-//! pointers. It holds no `UnsafeCell` and no reference is ever made to its bytes: all access is by raw pointer, so the
-//! only question is whether a write can meet another access to the same bytes. [`DeviceMemory`]'s unsafe methods put
-//! that on their caller, and the pool answers it by its lease protocol:
+//! pointers. It holds no `UnsafeCell` and no reference is ever made to its bytes: all access is by raw pointer,
+//! so the only question is whether a write can meet another access to the same bytes. [`DeviceMemory`]'s unsafe
+//! methods put that on their caller, and the pool answers it by its lease protocol:
 //!
-//! - A slot is free, landing, or resident. Its bytes and its rows of the table are written only while it is landing, by
-//!   the one owner of that landing.
-//! - It starts to land only from free, or from resident with no lease; it can be leased only while resident; and a step
-//!   reads the slots of the leases that it holds, and no others.
+//! - A slot is free, landing, or resident. Its bytes and its rows of the table are written only while it is
+//!   landing, by the one owner of that landing.
+//! - It starts to land only from free, or from resident with no lease; it can be leased only while resident;
+//!   and a step reads the slots of the leases that it holds, and no others.
 //! - Every one of these changes happens under the pool's mutex. A step's reads therefore happen before its lease is
 //!   given back, which happens before the slot lands anew; and the writes of a landing happen before it becomes
 //!   resident, which happens before the first lease on it.
@@ -51,7 +51,8 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this layout, and `&mut self` says that nobody uses it any more.
+        // SAFETY: `base` came from `alloc_zeroed` with this layout, and `&mut self` says that nobody uses it
+        // any more.
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
@@ -64,8 +65,8 @@ pub struct HostStream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived;
 
-// SAFETY: `base` and `layout` never change, the bytes were zeroed at the start and live until `Drop`, the alignment is a
-// multiple of the layout's, and writes stay inside the checked ranges.
+// SAFETY: `base` and `layout` never change, the bytes were zeroed at the start and live until `Drop`, the
+// alignment is a multiple of the layout's, and writes stay inside the checked ranges.
 unsafe impl DeviceMemory for HostMemory {
     type Stream = HostStream;
     type CopyToken = Arrived;
@@ -99,8 +100,8 @@ unsafe impl DeviceMemory for HostMemory {
         }
         for run in runs {
             let bytes = &source[run.source_offset..run.source_offset + run.num_bytes];
-            // SAFETY: the range lies inside the block (checked above), and the caller promises that nobody else reads or
-            // writes it now. `source` is another allocation, so the ranges do not overlap.
+            // SAFETY: the range lies inside the block (checked above), and the caller promises that nobody else
+            // reads or writes it now. `source` is another allocation, so the ranges do not overlap.
             unsafe { self.base.add(run.target_offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
         }
         Ok(Arrived)

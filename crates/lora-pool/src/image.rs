@@ -1,7 +1,8 @@
 //! An adapter packed for a pool: its A and B in the pool's dtype, one after the other at their real ranks.
 //!
-//! The bytes are packed on the host with no slot in mind, so a failure here touches nothing and an image can be placed in
-//! any slot, any number of times. Nothing of the adapter is altered: scalings go to the slot table, not into B.
+//! The bytes are packed on the host with no slot in mind, so a failure here touches nothing and an image can be
+//! placed in any slot, any number of times. Nothing of the adapter is altered: scalings go to the slot table,
+//! not into B.
 
 use std::sync::Arc;
 

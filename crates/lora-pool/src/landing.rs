@@ -66,8 +66,9 @@ impl<M: DeviceMemory> Reservation<M> {
         // Read after the slot was taken: whoever used it last told of that step before giving its lease back.
         let last_step = pool.last_step();
         let runs = image.copy_runs(layout, slot_offset);
-        // SAFETY: the slot is landing and this reservation owns it, so no lease on it exists, no step launched from now
-        // on reads it, and no other load writes it. Steps launched before that read it are behind `last_step`.
+        // SAFETY: the slot is landing and this reservation owns it, so no lease on it exists, no step launched
+        // from now on reads it, and no other load writes it. Steps launched before that read it are behind
+        // `last_step`.
         let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, last_step.as_deref()) }?;
         let row = image.table_row(layout, pool.memory().address() + slot_offset as u64);
         Ok(Landing { reservation: self, slot, arrived, row, content: prepared.content(), size: image.size() })
@@ -103,8 +104,8 @@ impl<M: DeviceMemory> Landing<M> {
         let pool = self.reservation.pool.clone();
         let row_bytes: Vec<u8> = self.row.iter().flat_map(|entry| entry.to_bytes()).collect();
         let row_offset = pool.placement().row_offset(self.slot);
-        // SAFETY: the slot is landing and owned here, so no step launched later reads its row before it is resident, and
-        // steps launched before stand ahead of this write on the same stream.
+        // SAFETY: the slot is landing and owned here, so no step launched later reads its row before it is
+        // resident, and steps launched before stand ahead of this write on the same stream.
         unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
         let name = self.reservation.name.clone();
         let id = pool.state().install((self.slot, &name), self.content, self.size, &self.row)?;

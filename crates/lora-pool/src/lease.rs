@@ -8,8 +8,8 @@ use lora_math::{AdapterId, Route, SlotId};
 use crate::memory::DeviceMemory;
 use crate::pool::LoraPool;
 
-/// The use of one generation by one request. While any clone of it lives, the slot is not written, moved or evicted, and
-/// the pool's memory stays; dropping the last clone is the release.
+/// The use of one generation by one request. While any clone of it lives, the slot is not written, moved or
+/// evicted, and the pool's memory stays; dropping the last clone is the release.
 ///
 /// There is no other way to give a use back, so it cannot be lost, given back twice, or given back for another slot.
 #[derive(Clone)]

@@ -1,8 +1,8 @@
-//! What a pool asks of the memory it stands on: one block at a fixed address, copies on a stream of its own, table rows
-//! on the engine's stream.
+//! What a pool asks of the memory it stands on: one block at a fixed address, copies on a stream of its own,
+//! table rows on the engine's stream.
 //!
-//! The pool alone decides which bytes are written when; a [`DeviceMemory`] only moves them in the stated order. It knows
-//! no slot, no adapter and no layout.
+//! The pool alone decides which bytes are written when; a [`DeviceMemory`] only moves them in the stated order.
+//! It knows no slot, no adapter and no layout.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ pub struct CopyRun {
 /// # Order
 /// - Copies run on a copy stream that belongs to the memory, in the order in which they are asked for; [`copy`] may
 ///   return before the bytes have landed. Its token stands for their arrival.
-/// - [`publish`] makes the engine's stream wait for the token and then writes the table rows on that stream: steps that
-///   the engine launches later see the bytes and the rows, steps launched before see neither.
-/// - A [`StepFence`] stands behind everything launched on the engine's stream so far; a copy that is given one does not
-///   start before the fence has passed. That is how a freed slot waits for the last step that read it.
+/// - [`publish`] makes the engine's stream wait for the token and then writes the table rows on that stream:
+///   steps that the engine launches later see the bytes and the rows, steps launched before see neither.
+/// - A [`StepFence`] stands behind everything launched on the engine's stream so far; a copy that is given one
+///   does not start before the fence has passed. That is how a freed slot waits for the last step that read it.
 ///
 /// A memory whose copies are done when [`copy`] returns, and whose steps are done when they return, needs none of the
 /// three: see [`HostMemory`](crate::HostMemory).
 ///
 /// # Safety
 /// Kernels read this memory through bare addresses. An implementation promises that [`address`] never changes, that
-/// [`len_bytes`] initialised bytes from there stay readable by the kernels of its back end until it is dropped, that the
-/// address is a multiple of [`lora_math::layout::ALIGNMENT`], and that nothing but [`copy`] and [`publish`] writes there,
-/// each only the ranges that it was given.
+/// [`len_bytes`] initialised bytes from there stay readable by the kernels of its back end until it is dropped,
+/// that the address is a multiple of [`lora_math::layout::ALIGNMENT`], and that nothing but [`copy`] and
+/// [`publish`] writes there, each only the ranges that it was given.
 ///
 /// [`copy`]: Self::copy
 /// [`publish`]: Self::publish
@@ -46,8 +46,8 @@ pub struct CopyRun {
 pub unsafe trait DeviceMemory: Send + Sync + 'static {
     /// The stream on which the engine launches its steps.
     type Stream: ?Sized;
-    /// Stands for the arrival of one [`copy`](Self::copy). It may be dropped at any time; the host buffer of a copy under
-    /// way lives on until the copy is done.
+    /// Stands for the arrival of one [`copy`](Self::copy). It may be dropped at any time; the host buffer of a
+    /// copy under way lives on until the copy is done.
     type CopyToken: Send;
     /// Stands behind the steps launched before it.
     type StepFence: Send + Sync;
@@ -68,8 +68,8 @@ pub unsafe trait DeviceMemory: Send + Sync + 'static {
     /// An error may come after a part of the bytes has been written.
     ///
     /// # Safety
-    /// Until the token's arrival, nobody else reads or writes the target ranges: no step that was launched before `after`
-    /// or is not covered by it, and no other call on this memory except through its own copy stream.
+    /// Until the token's arrival, nobody else reads or writes the target ranges, but for other copies of this memory
+    /// (they keep their order) and, where a fence is given, for steps that stand before it.
     unsafe fn copy(
         &self,
         source: Arc<Self::HostBuffer>,
@@ -77,8 +77,8 @@ pub unsafe trait DeviceMemory: Send + Sync + 'static {
         after: Option<&Self::StepFence>,
     ) -> Result<Self::CopyToken, MemoryError>;
 
-    /// Makes `stream` wait for `arrived`, then writes `rows` at `target_offset` on `stream`. `rows` is read before the
-    /// call returns.
+    /// Makes `stream` wait for `arrived`, then writes `rows` at `target_offset` on `stream`. `rows` is read
+    /// before the call returns.
     ///
     /// # Safety
     /// No step outside of `stream`, and no other call on this memory, reads or writes the target range meanwhile.
@@ -93,7 +93,8 @@ pub unsafe trait DeviceMemory: Send + Sync + 'static {
     /// A fence behind everything launched on `stream` so far.
     fn fence(&self, stream: &Self::Stream) -> Result<Self::StepFence, MemoryError>;
 
-    /// Reads `into.len()` bytes at `source_offset`, after every copy started so far. May block: not for the step thread.
+    /// Reads `into.len()` bytes at `source_offset`, after every copy started so far. May block: not for the
+    /// step thread.
     ///
     /// # Safety
     /// Nobody writes the range meanwhile, and the rows published there are past their stream.

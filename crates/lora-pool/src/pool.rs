@@ -101,11 +101,12 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
-    /// Packs an adapter and starts copying it into a slot, evicting a victim where no slot is free. It becomes resident
-    /// under `name` by [`Landing::publish`](crate::Landing::publish): this call is for a loader thread, that one for the step thread.
+    /// Packs an adapter and starts copying it into a slot, evicting a victim where no slot is free. It becomes
+    /// resident under `name` by [`Landing::publish`](crate::Landing::publish): this call is for a loader
+    /// thread, that one for the step thread.
     ///
-    /// A name points to one generation: the same contents again are [`Staged::Resident`], and nothing is packed or copied.
-    /// Names are compared byte by byte.
+    /// A name points to one generation: the same contents again are [`Staged::Resident`], and nothing is packed
+    /// or copied. Names are compared byte by byte.
     ///
     /// # Errors
     /// Nothing is evicted before the image is packed, and nothing is ever half installed.
@@ -122,8 +123,9 @@ impl<M: DeviceMemory> LoraPool<M> {
         self.land(name, reserved, prepared)
     }
 
-    /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on `stream`. Waits while
-    /// another load of the name is under way, so never call it while holding a [`Landing`](crate::Landing) of that name.
+    /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
+    /// `stream`. Waits while another load of the name is under way, so never call it while holding a
+    /// [`Landing`](crate::Landing) of that name.
     ///
     /// # Errors
     /// Those of [`stage`](Self::stage), without [`PoolError::LoadUnderWay`].
@@ -171,8 +173,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
-    /// Resolves a selection and takes a lease on what it names, in one step; none is the base model. Never waits for a
-    /// load.
+    /// Resolves a selection and takes a lease on what it names, in one step; none is the base model. Never
+    /// waits for a load.
     ///
     /// # Errors
     /// [`PoolError::Selection`] for a name or slot that holds nothing; [`PoolError::LoadUnderWay`] (retry) for a name
@@ -193,8 +195,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         Ok(())
     }
 
-    /// Makes `name` what [`AdapterSelection::Active`] means from now on. Leases already taken stay where they are. The
-    /// active adapter is never a victim.
+    /// Makes `name` what [`AdapterSelection::Active`] means from now on. Leases already taken stay where they
+    /// are. The active adapter is never a victim.
     ///
     /// # Errors
     /// [`PoolError::NotFound`], or [`PoolError::LoadUnderWay`] (retry).
@@ -235,8 +237,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         self.state().snapshot(self.layout().slot_bytes())
     }
 
-    /// Tells the pool that a step has been launched on `stream`: call it behind every launch, before the leases of the
-    /// step are dropped. A slot that falls free later is not written before this step is done.
+    /// Tells the pool that a step has been launched on `stream`: call it behind every launch, before the leases
+    /// of the step are dropped. A slot that falls free later is not written before this step is done.
     ///
     /// All steps of a pool run on one stream. On host memory, where a step is done when its call returns, this does
     /// nothing and may be left out.
@@ -255,15 +257,15 @@ impl<M: DeviceMemory> LoraPool<M> {
         Ok(self.state().table().row(lease.slot())?.to_vec())
     }
 
-    /// The scaling in `slot` at `site`, at this moment: 0 where nothing is resident, where the resident adapter lacks the
-    /// site, and outside of the pool. For reports; a step reads the table.
+    /// The scaling in `slot` at `site`, at this moment: 0 where nothing is resident, where the resident adapter
+    /// lacks the site, and outside of the pool. For reports; a step reads the table.
     pub fn scaling(&self, slot: SlotId, site: Site) -> f32 {
         let index = self.layout().site_index(site);
         index.map_or(0.0, |index| self.state().table().scaling(slot, index))
     }
 
-    /// The bytes of the leased slot, padding included, read back from the memory. Bytes outside of A and B at their real
-    /// ranks mean nothing. Blocks until they are there: not for the step thread.
+    /// The bytes of the leased slot, padding included, read back from the memory. Bytes outside of A and B at
+    /// their real ranks mean nothing. Blocks until they are there: not for the step thread.
     ///
     /// # Errors
     /// [`PoolError::ForeignLease`], [`PoolError::Memory`].

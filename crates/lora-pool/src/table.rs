@@ -6,8 +6,8 @@ use lora_math::SlotDtype;
 ///
 /// # Who may read it, and when
 /// A step may read the rows of the slots on which it holds leases, and the A and B that they point to, as long as it
-/// holds them. All other rows may be stale, or be written at this moment: no reference may be made over the whole table.
-/// The addresses are good as long as the pool lives, and a lease keeps its pool alive.
+/// holds them. All other rows may be stale, or be written at this moment: no reference may be made over the
+/// whole table. The addresses are good as long as the pool lives, and a lease keeps its pool alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableRef {
     /// Device address of the entry of slot 0 and site 0.

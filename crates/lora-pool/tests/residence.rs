@@ -1,5 +1,5 @@
-//! Loads, evictions and reloads, one at a time: what stands in a slot is the adapter that its name names, and no trace of
-//! what stood there before can be reached.
+//! Loads, evictions and reloads, one at a time: what stands in a slot is the adapter that its name names, and
+//! no trace of what stood there before can be reached.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What the pool's tests share: a small hybrid model, adapters made in memory, a memory that can fail and tells what was
-//! asked of it, and reads that go the way kernels go: through the slot table's addresses.
+//! What the pool's tests share: a small hybrid model, adapters made in memory, a memory that can fail and tells
+//! what was asked of it, and reads that go the way kernels go: through the slot table's addresses.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
