@@ -1,1 +1,6 @@
-//! Shared helpers of the conformance tests.
+//! Shared helpers of the conformance tests: the golden data of this directory, and engines built over it.
+//!
+//! Helpers panic with what went wrong: they run in tests only.
+
+pub mod engines;
+pub mod golden;

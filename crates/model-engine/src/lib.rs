@@ -8,14 +8,20 @@
 //! | [`model`] | [`TransformerModel`]: layers from a description, and their forward pass |
 //! | [`kv_cache`] | paged keys and values |
 //! | [`engine`] | [`Engine`]: sequences with their adapters, and the one step that serves them all |
+//! | [`mod@generate`] | prompts in, tokens and text out as they come |
+//! | [`mod@score`] | logits of given tokens |
 
+mod batch;
 pub mod checkpoint;
 pub mod engine;
+pub mod generate;
 pub mod kv_cache;
 pub mod model;
 pub mod rope;
+pub mod score;
 pub mod tokenizer;
 
+pub use batch::kv_tokens_for;
 pub use engine::{
     Engine, EngineError, EngineOptions, LogitsFor, LogitsRows, SequenceId, SequenceOptions, StepInput, StepOutput,
 };

@@ -1,0 +1,219 @@
+//! Dense models with plain LoRA on all projections: logits of transformers and PEFT, alone and in mixed batches, by
+//! prefill and by decode.
+
+use conformance::engines::{back_ends, golden_engine, load_adapter, load_model, named, small_options};
+use conformance::golden::{
+    DENSE_BOUND, DENSE_KINDS, TensorFile, adapter_cases, adapter_dir, golden_dir, largest_difference, mixed_batches,
+    model_dir,
+};
+use lora_math::AdapterSelection;
+use model_engine::Engine;
+use model_engine::score::{ScoreRequest, score};
+
+/// The golden adapters that are served, by kind.
+const SERVED: [(&str, &[&str]); 6] = [
+    (
+        "llama",
+        &[
+            "all_linear",
+            "default_targets",
+            "exclude",
+            "init_gaussian",
+            "init_orthogonal",
+            "init_pissa_converted",
+            "layers_pattern",
+            "layers_to_transform",
+            "mica",
+            "monteclora",
+            "patterns",
+            "patterns_rslora",
+            "qv",
+            "rank_1",
+            "regex",
+            "rslora",
+            "velora",
+        ],
+    ),
+    ("llama_tied", &[]),
+    ("llama_bias", &[]),
+    ("qwen2", &["all_linear"]),
+    ("qwen3", &["all_linear"]),
+    ("qwen3_tied", &["all_linear"]),
+];
+
+/// The others, with a part of what refuses each.
+const REFUSED: [(&str, &[(&str, &str)]); 6] = [
+    (
+        "llama",
+        &[
+            ("alora", "`alora_invocation_tokens`"),
+            ("bdlora", "`use_bdlora`"),
+            ("dora", "`use_dora`"),
+            ("dora_emb", "`use_dora`"),
+            ("embed_head_lora", "LoRA on the token embedding"),
+            ("embed_lora", "LoRA on the token embedding"),
+            ("head_lora", "LoRA on the output head"),
+            ("init_olora", "an initialisation that alters the base weights"),
+            ("init_pissa", "an initialisation that alters the base weights"),
+            ("init_pissa_niter_4", "an initialisation that alters the base weights"),
+            ("kasa", "`kasa_config`"),
+            ("layer_replication", "`layer_replication`"),
+            ("lora_bias", "`lora_bias`"),
+            ("mts_embed_head", "`modules_to_save`"),
+            ("mts_norm", "`modules_to_save`"),
+            ("resized_vocab", "lm_head.weight"),
+            ("tti_dict", "`trainable_token_indices`"),
+            ("tti_list", "`trainable_token_indices`"),
+        ],
+    ),
+    (
+        "llama_tied",
+        &[
+            ("embed_lora", "LoRA on the token embedding"),
+            ("embed_lora_tied", "LoRA on the token embedding"),
+            ("head_lora", "LoRA on the output head"),
+            ("mts_embed", "`modules_to_save`"),
+            ("mts_embed_head", "`modules_to_save`"),
+            ("mts_embed_tied", "`modules_to_save`"),
+            ("mts_head", "`modules_to_save`"),
+            ("tti_dict_diff", "`trainable_token_indices`"),
+            ("tti_dict_same", "`trainable_token_indices`"),
+            ("tti_list", "`trainable_token_indices`"),
+        ],
+    ),
+    (
+        "llama_bias",
+        &[
+            ("bias_all", "field `bias` is \"all\""),
+            ("bias_lora_only", "field `bias` is \"lora_only\""),
+            ("dora", "`use_dora`"),
+            ("lora_bias", "`lora_bias`"),
+        ],
+    ),
+    ("qwen2", &[("bias_lora_only", "field `bias` is \"lora_only\"")]),
+    ("qwen3", &[("norms_mts", "`modules_to_save`")]),
+    ("qwen3_tied", &[]),
+];
+
+/// One sequence and what it must give.
+struct Row {
+    selection: AdapterSelection,
+    token_ids: Vec<u32>,
+    expected: Vec<f32>,
+}
+
+/// The largest difference over all rows, run as one batch: all tokens by prefill, or the last half by decode steps.
+fn difference(engine: &mut Engine, rows: &[Row], by_decode: bool) -> f32 {
+    let requests: Vec<ScoreRequest> = rows
+        .iter()
+        .map(|row| {
+            let split = if by_decode { row.token_ids.len() / 2 } else { row.token_ids.len() };
+            let (token_ids, decode) = row.token_ids.split_at(split);
+            ScoreRequest { selection: row.selection.clone(), token_ids: token_ids.to_vec(), decode: decode.to_vec() }
+        })
+        .collect();
+    let logits = score(engine, &requests).expect("logits");
+    let differences = logits.iter().zip(rows).map(|(found, row)| largest_difference(found, &row.expected));
+    differences.fold(0.0, f32::max)
+}
+
+fn check(engine: &mut Engine, rows: &[Row], what: &str) {
+    for by_decode in [false, true] {
+        let found = difference(engine, rows, by_decode);
+        assert!(found <= DENSE_BOUND, "{what}: logits differ by {found:e} (decode steps: {by_decode})");
+    }
+}
+
+/// The rows of a case's golden file: under the adapter, or by the base.
+fn case_rows(kind: &str, case: &str, with_adapter: bool) -> Vec<Row> {
+    // The converted form of an adapter gives the logits of the form that it was converted from.
+    let golden = case.trim_end_matches("_converted");
+    let file = TensorFile::open(&adapter_dir(kind, golden).join("golden.safetensors"));
+    let logits = file.logits(if with_adapter { "logits_adapter" } else { "logits_base" });
+    let selection = if with_adapter { named(case) } else { AdapterSelection::Base };
+    let rows = file.token_rows("input_ids").into_iter().enumerate();
+    rows.map(|(index, token_ids)| {
+        let expected = logits.sequence(index).to_vec();
+        Row { selection: selection.clone(), token_ids, expected }
+    })
+    .collect()
+}
+
+#[test]
+fn base_models_give_the_logits_of_transformers() {
+    for kind in DENSE_KINDS {
+        let case = &adapter_cases(kind)[0];
+        let rows = case_rows(kind, case, false);
+        let mut engine = golden_engine(kind, &[], &small_options(2, back_ends()[1].1.clone()));
+        check(&mut engine, &rows, kind);
+    }
+}
+
+#[test]
+fn every_adapter_alone_gives_the_logits_of_peft() {
+    for (back_end, kernels) in back_ends() {
+        for (kind, cases) in SERVED {
+            let mut engine = golden_engine(kind, cases, &small_options(2, kernels.clone()));
+            for case in cases {
+                let rows = case_rows(kind, case, true);
+                check(&mut engine, &rows, &format!("{kind} {case} on {back_end}"));
+                // The adapter has to matter: its logits are not the base's.
+                let as_base = |row: Row| Row { selection: AdapterSelection::Base, ..row };
+                let base: Vec<Row> = case_rows(kind, case, true).into_iter().map(as_base).collect();
+                let moved = difference(&mut engine, &base, false);
+                assert!(moved > 0.05, "{kind} {case}: base logits differ by {moved:e} only");
+            }
+        }
+    }
+}
+
+#[test]
+fn mixed_batches_give_the_logits_of_peft() {
+    let mut num_adapted = 0;
+    for (back_end, kernels) in back_ends() {
+        for (kind, cases) in SERVED {
+            let mut engine = golden_engine(kind, cases, &small_options(2, kernels.clone()));
+            for batch in mixed_batches(kind) {
+                let rows = mixed_rows(kind, &batch, cases);
+                assert!(!rows.is_empty(), "{kind} {batch} has no row in scope");
+                num_adapted += rows.iter().filter(|row| row.selection != AdapterSelection::Base).count();
+                check(&mut engine, &rows, &format!("{kind} {batch} on {back_end}"));
+            }
+        }
+    }
+    assert!(num_adapted >= 2 * 20, "{num_adapted} adapted rows");
+}
+
+/// The rows of a mixed batch whose adapters are served, and its base rows.
+fn mixed_rows(kind: &str, batch: &str, served: &[&str]) -> Vec<Row> {
+    let path = golden_dir().join("adapters").join(kind).join(batch);
+    let names = std::fs::read_to_string(path.with_extension("json")).expect("row names");
+    let names: Vec<String> = serde_json::from_str(&names).expect("a list of names");
+    let file = TensorFile::open(&path.with_extension("safetensors"));
+    let (logits, tokens) = (file.logits("logits"), file.token_rows("input_ids"));
+    assert_eq!(names.len(), tokens.len(), "{kind} {batch}");
+    let rows = names.iter().zip(tokens).enumerate();
+    rows.filter_map(|(index, (name, token_ids))| {
+        let selection = match name.as_str() {
+            "__base__" => AdapterSelection::Base,
+            name if served.contains(&name) => named(name),
+            _ => return None,
+        };
+        Some(Row { selection, token_ids, expected: logits.sequence(index).to_vec() })
+    })
+    .collect()
+}
+
+#[test]
+fn every_other_adapter_is_refused_by_name() {
+    for ((kind, served), (_, refused)) in SERVED.into_iter().zip(REFUSED) {
+        let model = load_model(&model_dir(kind));
+        for (case, part) in refused {
+            let reason = load_adapter(kind, case, model.shape()).expect_err(case);
+            assert!(reason.contains(part), "{kind} {case} is refused by: {reason}");
+        }
+        let mut known: Vec<&str> = refused.iter().map(|(case, _)| *case).chain(served.iter().copied()).collect();
+        known.sort_unstable();
+        assert_eq!(adapter_cases(kind), known, "{kind}");
+    }
+}
