@@ -11,7 +11,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use lora_math::SlotDtype;
 
-use super::simd::{Element, Simd};
+use super::simd::{Aligned, Element, Simd};
 use crate::table::MatrixView;
 
 /// Products in a chunk of K: a tile's part of x and of a widened weight then lie in the first-level cache together.
@@ -20,8 +20,13 @@ const CHUNK: usize = 1024;
 pub(super) const TILE_OUTPUTS: usize = 6;
 /// Most rows of a panel.
 pub(super) const MAX_ROWS: usize = 128;
+/// Rows from which a tile's weights are copied even if they are f32 already: spread over the cache's sets they pay for
+/// the copy.
+const COPY_ROWS: usize = 16;
 /// Values of x up to which a panel keeps all of them in the second-level cache while it walks the weight's rows.
 const CACHED_INPUT: usize = 128 * 1024;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 /// Values from one widened weight row to the next: not a power of two, so that they spread over the cache's sets.
 const WIDE_STRIDE: usize = CHUNK + 16;
 
@@ -77,6 +82,8 @@ struct Chunk<E> {
     output: usize,
     /// Whether this is the last chunk of K.
     last: bool,
+    /// Where the part of memory starts that is to be asked for meanwhile; null to ask for nothing.
+    ahead: *const u8,
 }
 
 /// # Safety
@@ -87,7 +94,7 @@ unsafe fn walk<S: Simd, E: Element>(panel: &DotPanel<'_>) {
     // Few rows: finish an output tile over all of K, so that the weight streams. Many: finish a chunk of K over all
     // outputs, so that the rows' part of x stays in cache.
     let span = if rows.len() * in_features <= CACHED_INPUT { TILE_OUTPUTS } else { outputs.len() };
-    let mut widened = MaybeUninit::<[f32; TILE_OUTPUTS * WIDE_STRIDE]>::uninit();
+    let mut widened = MaybeUninit::<Aligned<[f32; TILE_OUTPUTS * WIDE_STRIDE]>>::uninit();
     let widened: *mut f32 = widened.as_mut_ptr().cast();
 
     let mut span_start = outputs.start;
@@ -100,13 +107,20 @@ unsafe fn walk<S: Simd, E: Element>(panel: &DotPanel<'_>) {
             while output < span_end {
                 // SAFETY: passed on; the weight rows from `output` up to the span's end exist.
                 unsafe {
+                    let weight = weight.address.cast::<E>().add(output * in_features + start);
                     let chunk = Chunk {
-                        weight: weight.address.cast::<E>().add(output * in_features + start),
+                        weight,
                         stride: in_features,
                         start,
                         len,
                         output,
                         last: start + len == in_features,
+                        ahead: if span == TILE_OUTPUTS {
+                            // The next tile's rows are one stretch of memory: the same share of it as of this tile.
+                            weight.wrapping_add(TILE_OUTPUTS * in_features - start + start * TILE_OUTPUTS).cast()
+                        } else {
+                            std::ptr::null()
+                        },
                     };
                     output += match span_end - output {
                         TILE_OUTPUTS.. => column::<S, E, TILE_OUTPUTS>(panel, chunk, widened),
@@ -134,14 +148,14 @@ unsafe fn column<S: Simd, E: Element, const N: usize>(
 ) -> usize {
     // SAFETY: passed on; a chunk has at most CHUNK values a row.
     unsafe {
-        if E::IS_F32 || panel.rows.len() <= S::DOT_ROWS {
+        if panel.rows.len() <= if E::IS_F32 { COPY_ROWS } else { S::DOT_ROWS } {
             rows::<S, E, N>(panel, &chunk);
         } else {
             for n in 0..N {
                 widen::<S, E>(chunk.weight.add(n * chunk.stride), widened.add(n * WIDE_STRIDE), chunk.len);
             }
-            let Chunk { start, len, output, last, .. } = chunk;
-            rows::<S, f32, N>(panel, &Chunk { weight: widened, stride: WIDE_STRIDE, start, len, output, last });
+            let Chunk { start, len, output, last, ahead, .. } = chunk;
+            rows::<S, f32, N>(panel, &Chunk { weight: widened, stride: WIDE_STRIDE, start, len, output, last, ahead });
         }
     }
     N
@@ -171,33 +185,40 @@ unsafe fn rows<S: Simd, E: Element, const N: usize>(panel: &DotPanel<'_>, chunk:
     let mut rest = panel.rows;
     // SAFETY: passed on.
     unsafe {
+        if N == TILE_OUTPUTS && !chunk.ahead.is_null() {
+            // One tile of rows waits for memory more than it computes: it asks for the lines of its next weights.
+            match rest.len() {
+                4 if S::DOT_ROWS >= 4 => rest = tile::<S, E, 4, N, 3>(panel, chunk, rest),
+                2 if S::DOT_ROWS >= 2 => rest = tile::<S, E, 2, N, 3>(panel, chunk, rest),
+                1 => rest = tile::<S, E, 1, N, 3>(panel, chunk, rest),
+                _ => {}
+            }
+        }
         while S::DOT_ROWS >= 4 && rest.len() >= 4 {
-            tile::<S, E, 4, N>(panel, chunk, &rest[..4]);
-            rest = &rest[4..];
+            rest = tile::<S, E, 4, N, 0>(panel, chunk, rest);
         }
         while S::DOT_ROWS >= 2 && rest.len() >= 2 {
-            tile::<S, E, 2, N>(panel, chunk, &rest[..2]);
-            rest = &rest[2..];
+            rest = tile::<S, E, 2, N, 0>(panel, chunk, rest);
         }
         while !rest.is_empty() {
-            tile::<S, E, 1, N>(panel, chunk, &rest[..1]);
-            rest = &rest[1..];
+            rest = tile::<S, E, 1, N, 0>(panel, chunk, rest);
         }
     }
 }
 
-/// `M` rows × `N` outputs, one accumulator each.
+/// The first `M` of the rows × `N` outputs, one accumulator each; gives the other rows. Every step along K also asks
+/// for `ASK` cache lines ahead.
 ///
 /// # Safety
-/// As for [`run`]; `rows` has `M` rows.
+/// As for [`run`]; there are at least `M` rows.
 #[expect(clippy::needless_range_loop, reason = "indices of tiles, which the compiler unrolls")]
 #[inline(always)]
-unsafe fn tile<S: Simd, E: Element, const M: usize, const N: usize>(
+unsafe fn tile<'r, S: Simd, E: Element, const M: usize, const N: usize, const ASK: usize>(
     panel: &DotPanel<'_>,
     chunk: &Chunk<E>,
-    rows: &[DotRow],
-) {
-    let Chunk { weight, stride, start, len, output, last } = *chunk;
+    rows: &'r [DotRow],
+) -> &'r [DotRow] {
+    let Chunk { weight, stride, start, len, output, last, ahead } = *chunk;
     // SAFETY: passed on; every access stays below `len` in a chunk and at one of the panel's outputs in y.
     unsafe {
         let zero = S::splat(0.0);
@@ -205,9 +226,14 @@ unsafe fn tile<S: Simd, E: Element, const M: usize, const N: usize>(
         for m in 0..M {
             x[m] = rows[m].x.add(start);
         }
-        let mut sums = [[zero; N]; M];
+        let mut sums = [[zero; M]; N];
         let mut k = 0;
+        let mut ahead = ahead;
         while k + S::LANES <= len {
+            for _ in 0..ASK {
+                S::prefetch(ahead);
+                ahead = ahead.wrapping_add(LINE_BYTES);
+            }
             let mut inputs = [zero; M];
             for m in 0..M {
                 inputs[m] = S::load(x[m].add(k));
@@ -215,7 +241,7 @@ unsafe fn tile<S: Simd, E: Element, const M: usize, const N: usize>(
             for n in 0..N {
                 let weights = E::load::<S>(weight.add(n * stride + k));
                 for m in 0..M {
-                    sums[m][n] = S::mul_add(inputs[m], weights, sums[m][n]);
+                    sums[n][m] = S::mul_add(inputs[m], weights, sums[n][m]);
                 }
             }
             k += S::LANES;
@@ -228,26 +254,25 @@ unsafe fn tile<S: Simd, E: Element, const M: usize, const N: usize>(
             for n in 0..N {
                 let weights = E::load_first::<S>(weight.add(n * stride + k), len - k);
                 for m in 0..M {
-                    sums[m][n] = S::mul_add(inputs[m], weights, sums[m][n]);
+                    sums[n][m] = S::mul_add(inputs[m], weights, sums[n][m]);
                 }
             }
         }
 
-        for m in 0..M {
-            for first in (0..N).step_by(4) {
-                let count = (N - first).min(4);
-                let mut vectors = [zero; 4];
-                vectors[..count].copy_from_slice(&sums[m][first..first + count]);
-                let totals = S::sum4(vectors);
-                for (n, &total) in (first..).zip(&totals[..count]) {
-                    let y = rows[m].y.add(output + n);
-                    let mut value = if start == 0 { total } else { *y + total };
-                    if let (true, Some(bias)) = (last, panel.bias) {
-                        value += bias[output + n];
-                    }
-                    *y = value;
+        for (group, vectors) in sums.as_flattened().chunks(4).enumerate() {
+            let mut quad = [zero; 4];
+            quad[..vectors.len()].copy_from_slice(vectors);
+            let totals = S::sum4(quad);
+            for (index, &total) in (4 * group..).zip(&totals[..vectors.len()]) {
+                let (n, m) = (index / M, index % M);
+                let y = rows[m].y.add(output + n);
+                let mut value = if start == 0 { total } else { *y + total };
+                if let (true, Some(bias)) = (last, panel.bias) {
+                    value += bias[output + n];
                 }
+                *y = value;
             }
         }
     }
+    &rows[M..]
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use lora_math::SlotDtype;
 
-use super::simd::{Element, MAX_EXPAND_VECTORS, MAX_LANES, Simd, Tile};
+use super::simd::{Aligned, Element, MAX_EXPAND_VECTORS, MAX_LANES, Simd, Tile};
 use crate::table::MatrixView;
 
 /// Most outputs side by side, and values from one rank to the next in a transposed tile.
@@ -82,8 +82,8 @@ struct Work {
 /// As for [`run`].
 #[inline(always)]
 unsafe fn walk<S: Simd, E: Element>(panel: &ExpandPanel<'_>) {
-    let mut transposed = MaybeUninit::<[f32; RANK_CHUNK * MAX_OUTPUTS]>::uninit();
-    let mut carry = MaybeUninit::<[f32; CARRY_ROWS * MAX_OUTPUTS]>::uninit();
+    let mut transposed = MaybeUninit::<Aligned<[f32; RANK_CHUNK * MAX_OUTPUTS]>>::uninit();
+    let mut carry = MaybeUninit::<Aligned<[f32; CARRY_ROWS * MAX_OUTPUTS]>>::uninit();
     let transposed: *mut f32 = transposed.as_mut_ptr().cast();
     let carry: *mut f32 = carry.as_mut_ptr().cast();
     let rank = panel.rank;

@@ -1,6 +1,6 @@
 //! The back end of a machine without a GPU: SIMD chosen at run time, threads of the rayon pool that a call runs in.
 //!
-//! Two cores do all arithmetic: [`dot`] (base products and shrink, lanes over K) and [`expand_tile`] (lanes over
+//! Two cores do all arithmetic: `dot` (base products and shrink, lanes over K) and `expand_tile` (lanes over
 //! outputs). The operations only cut the work, so threads and batch mates cannot reach the order of a sum.
 
 mod delta;

@@ -126,6 +126,12 @@ impl Simd for Avx2 {
         unsafe { _mm256_maskstore_ps(to, first(len), value) }
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        // SAFETY: see above; a prefetch does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
     /// Adds the upper half to the lower, three times; the halves of several vectors share a register meanwhile.
     #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [Self::V; 4]) -> [f32; 4] {

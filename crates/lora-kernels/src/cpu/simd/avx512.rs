@@ -110,6 +110,12 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_storeu_ps(to, first(len), value) }
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        // SAFETY: see above; a prefetch does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
     /// Adds the upper half to the lower, four times; the halves of two vectors share a register meanwhile.
     #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [Self::V; 4]) -> [f32; 4] {

@@ -36,6 +36,8 @@ pub(super) trait Simd {
     unsafe fn load_first_bf16(from: *const bf16, len: usize) -> Self::V;
     unsafe fn store(to: *mut f32, value: Self::V);
     unsafe fn store_first(to: *mut f32, len: usize, value: Self::V);
+    /// Asks for the cache line at an address, which need not be readable.
+    unsafe fn prefetch(address: *const u8);
     /// The sum of the lanes of each vector, by a tree that is the same for all four.
     unsafe fn sum4(vectors: [Self::V; 4]) -> [f32; 4];
     /// Transposes a tile of `LANES` rows × `cols` columns (`cols` ≤ `LANES`; of the rows only the first `rows` exist,
@@ -47,6 +49,10 @@ pub(super) trait Simd {
 pub(super) const MAX_LANES: usize = 16;
 /// Upper bound of [`Simd::EXPAND_VECTORS`].
 pub(super) const MAX_EXPAND_VECTORS: usize = 4;
+
+/// A buffer at the start of a cache line: a vector that lies across two lines costs two loads.
+#[repr(align(64))]
+pub(super) struct Aligned<T>(T);
 
 /// A part of a row-major matrix.
 #[derive(Clone, Copy)]

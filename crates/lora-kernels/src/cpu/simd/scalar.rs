@@ -112,6 +112,9 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_address: *const u8) {}
+
+    #[inline(always)]
     unsafe fn sum4(vectors: [Self::V; 4]) -> [f32; 4] {
         vectors.map(|v| ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])))
     }
