@@ -2,7 +2,7 @@
 //!
 //! The model is fetched by `cargo xtask demo`; without it these tests say that they were skipped.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use conformance::engines::{back_ends, named, open_pool};
 use conformance::golden::{TensorFile, golden_dir, repository_dir, sorted_names};
@@ -26,7 +26,7 @@ fn model_path() -> Option<PathBuf> {
     Some(path)
 }
 
-fn open(path: &PathBuf, weight_dtype: WeightDtype) -> Checkpoint {
+fn open(path: &Path, weight_dtype: WeightDtype) -> Checkpoint {
     Checkpoint::open(path, LoadOptions { weight_dtype: Some(weight_dtype), ..LoadOptions::default() }).expect("a model")
 }
 
