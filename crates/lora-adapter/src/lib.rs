@@ -18,6 +18,7 @@ pub mod report;
 pub mod source;
 mod tensor_file;
 mod values;
+mod weights;
 
 pub use adapter::Adapter;
 pub use error::{LoadError, Located};

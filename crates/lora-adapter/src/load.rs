@@ -16,14 +16,9 @@ use crate::notes::Note;
 use crate::pair::{LoraPair, MAX_RANK};
 use crate::reason::Reason;
 use crate::source::AdapterSource;
-use crate::tensor_file::{self, FilePlan, TensorPlan};
+use crate::tensor_file::{FilePlan, TensorPlan};
 use crate::values::{self, MatrixPlan};
-
-/// Name of the tensor file.
-const WEIGHTS_FILE: &str = "adapter_model.safetensors";
-
-/// The same weights as a pickle, which older versions wrote.
-const PICKLE_FILE: &str = "adapter_model.bin";
+use crate::weights;
 
 /// A pair whose shapes agree and whose values are not read yet.
 struct PairPlan<'a> {
@@ -51,55 +46,14 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
         }
     };
     let mut pairs = BTreeMap::new();
-    if let Some((mut file, plan)) = open_weights(source, &mut reasons, &mut notes) {
+    if let Some((mut file, plan)) = weights::open(source, &mut reasons, &mut notes) {
         let planned = plan_pairs(&plan, &mut reasons, &mut notes);
-        let alphas = config.as_ref().and_then(|config| alphas(config, &planned, &mut reasons, &mut notes));
-        pairs = read_pairs(&mut file, planned, config.as_ref().zip(alphas), &mut reasons);
+        let alphas = config.as_ref().and_then(|config| alphas(config, &plan, &planned, &mut reasons, &mut notes));
+        pairs = read_pairs(&mut file, &plan, planned, config.as_ref().zip(alphas), &mut reasons);
     }
     reasons.into_result(Some(source.directory()))?;
     count_alphas(&pairs, &mut notes);
     Ok(Adapter::new(pairs, notes, config.map(|config| config.origin).unwrap_or_default()))
-}
-
-/// Opens the tensor file and checks its plan; where it is missing, says what stands there instead.
-fn open_weights(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<(File, FilePlan)> {
-    match source.open(WEIGHTS_FILE) {
-        Ok((mut file, file_bytes)) => {
-            if source.holds(PICKLE_FILE) {
-                notes.push(Note::PickleIgnored);
-            }
-            let plan = tensor_file::read_plan(&mut file, file_bytes, WEIGHTS_FILE, reasons)?;
-            Some((file, plan))
-        }
-        Err(Reason::MissingFile) => {
-            match other_format(source) {
-                Some((name, feature)) => reasons.push(name, Reason::UnsupportedFormat { feature }),
-                None => reasons.push(WEIGHTS_FILE, Reason::MissingFile),
-            }
-            None
-        }
-        Err(reason) => {
-            reasons.push(WEIGHTS_FILE, reason);
-            None
-        }
-    }
-}
-
-fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature)> {
-    const FORMATS: [(&str, Feature); 4] = [
-        ("model.safetensors.index.json", Feature::ShardedWeights),
-        ("adapter_model.safetensors.index.json", Feature::ShardedWeights),
-        (PICKLE_FILE, Feature::PickleWeights),
-        ("adapters.safetensors", Feature::Mlx),
-    ];
-    if let Some((name, feature)) = FORMATS.into_iter().find(|(name, _)| source.holds(name)) {
-        return Some((Some(name), feature));
-    }
-    if source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
-        return Some((None, Feature::Gguf));
-    }
-    let named = !source.holds(CONFIG_FILE) && source.holds_any(|path| path.join(CONFIG_FILE).is_file());
-    named.then_some((None, Feature::NamedSubfolder))
 }
 
 /// Halves of one site while tensors are sorted.
@@ -118,44 +72,44 @@ fn plan_pairs<'a>(plan: &'a FilePlan, reasons: &mut Reasons, notes: &mut Vec<Not
     let mut training_only: BTreeMap<&'static str, usize> = BTreeMap::new();
     for tensor in &plan.tensors {
         let name = tensor.name.as_str();
-        match keys::parse(name) {
+        match keys::parse(tensor.key()) {
             Key::Half { site, half, path } => {
                 let halves = sites.entry(site).or_default();
                 halves.path = path;
                 let place = if half == Half::A { &mut halves.a } else { &mut halves.b };
                 if let Some(first) = place.replace(tensor) {
                     let (first, second) = (shown(&first.name), shown(name));
-                    reasons.push(WEIGHTS_FILE, Reason::AmbiguousTensor { site, first, second });
+                    reasons.push(plan.file, Reason::AmbiguousTensor { site, first, second });
                 }
             }
             Key::TrainingOnly { method } => *training_only.entry(method).or_default() += 1,
             Key::Unsupported(feature) => unsupported.entry(feature).or_insert((0, name)).0 += 1,
             Key::Dialect(dialect) => dialects.entry(dialect).or_insert((0, name)).0 += 1,
-            Key::Unknown(part) => reasons.push(WEIGHTS_FILE, Reason::UnknownTensor { tensor: shown(name), part }),
+            Key::Unknown(part) => reasons.push(plan.file, Reason::UnknownTensor { tensor: shown(name), part }),
         }
     }
     let nothing = sites.is_empty() && unsupported.is_empty() && dialects.is_empty();
     if nothing && plan.tensors.len() == training_only.values().sum::<usize>() {
-        reasons.push(WEIGHTS_FILE, Reason::NoPairs { num_tensors: plan.tensors.len() });
+        reasons.push(plan.file, Reason::NoPairs { num_tensors: plan.tensors.len() });
     }
     for (feature, (num_tensors, first)) in unsupported {
         let tensor = shown(first);
-        reasons.push(WEIGHTS_FILE, Reason::UnsupportedTensors { feature, num_tensors, tensor });
+        reasons.push(plan.file, Reason::UnsupportedTensors { feature, num_tensors, tensor });
     }
     for (dialect, (num_tensors, first)) in dialects {
         let tensor = shown(first);
-        reasons.push(WEIGHTS_FILE, Reason::UnsupportedDialect { dialect, num_tensors, tensor });
+        reasons.push(plan.file, Reason::UnsupportedDialect { dialect, num_tensors, tensor });
     }
     for (method, num_tensors) in training_only {
         notes.push(Note::TrainingOnlyTensors { method, num_tensors });
     }
-    sites.into_iter().filter_map(|(site, halves)| plan_pair(site, &halves, plan.data_offset, reasons)).collect()
+    sites.into_iter().filter_map(|(site, halves)| plan_pair(site, &halves, plan, reasons)).collect()
 }
 
-fn plan_pair<'a>(site: Site, halves: &Halves<'a>, data_offset: u64, reasons: &mut Reasons) -> Option<PairPlan<'a>> {
+fn plan_pair<'a>(site: Site, halves: &Halves<'a>, plan: &FilePlan, reasons: &mut Reasons) -> Option<PairPlan<'a>> {
     let mut half_pair = |tensor: &TensorPlan, half: Half| {
         let missing = shown(&half.other_name(&tensor.name));
-        reasons.push(WEIGHTS_FILE, Reason::HalfPair { tensor: shown(&tensor.name), missing });
+        reasons.push(plan.file, Reason::HalfPair { tensor: shown(&tensor.name), missing });
     };
     match (halves.a, halves.b) {
         (Some(a), None) => half_pair(a, Half::A),
@@ -163,8 +117,8 @@ fn plan_pair<'a>(site: Site, halves: &Halves<'a>, data_offset: u64, reasons: &mu
         _ => {}
     }
     let mut matrix = |tensor: Option<&TensorPlan>| {
-        let planned = matrix_plan(tensor?, data_offset);
-        planned.map_err(|reason| reasons.push(WEIGHTS_FILE, reason)).ok()
+        let planned = matrix_plan(tensor?, plan.data_offset);
+        planned.map_err(|reason| reasons.push(plan.file, reason)).ok()
     };
     let (a, b) = (matrix(halves.a), matrix(halves.b));
     let pair = PairPlan { site, path: halves.path, a: a?, b: b? };
@@ -172,12 +126,12 @@ fn plan_pair<'a>(site: Site, halves: &Halves<'a>, data_offset: u64, reasons: &mu
     if rank != pair.b.shape[1] {
         let (a, b) = (shown(&pair.a.tensor), shown(&pair.b.tensor));
         let mismatch = Reason::PairMismatch { a, a_shape: pair.a.shape, b, b_shape: pair.b.shape };
-        reasons.push(WEIGHTS_FILE, mismatch);
+        reasons.push(plan.file, mismatch);
         return None;
     }
     if rank > MAX_RANK {
         let tensor = shown(&pair.a.tensor);
-        reasons.push(WEIGHTS_FILE, Reason::RankTooLarge { tensor, found: rank, max: MAX_RANK });
+        reasons.push(plan.file, Reason::RankTooLarge { tensor, found: rank, max: MAX_RANK });
         return None;
     }
     Some(pair)
@@ -203,11 +157,18 @@ fn matrix_plan(tensor: &TensorPlan, data_offset: u64) -> Result<MatrixPlan, Reas
         return Err(Reason::NotAMatrix { tensor: name(), shape: tensor.shape.clone() });
     };
     let range = data_offset + tensor.begin..data_offset + tensor.end;
-    Ok(MatrixPlan { tensor: Arc::from(shown(&tensor.name)), shape: [rows, cols], dtype, range })
+    let tensor_name = Arc::from(shown(&tensor.name));
+    Ok(MatrixPlan { tensor: tensor_name, shape: [rows, cols], dtype, range, transposed: tensor.transposed })
 }
 
 /// The alpha of each pair, once the ranks of all of them agree with the config by one rule.
-fn alphas(config: &Config, pairs: &[PairPlan<'_>], reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<Vec<f64>> {
+fn alphas(
+    config: &Config,
+    plan: &FilePlan,
+    pairs: &[PairPlan<'_>],
+    reasons: &mut Reasons,
+    notes: &mut Vec<Note>,
+) -> Option<Vec<f64>> {
     let paths: Vec<&str> = pairs.iter().map(|pair| pair.path).collect();
     let expected: Vec<Expected> = paths.iter().map(|path| config.expected(path)).collect();
     if pairs.iter().zip(&expected).all(|(pair, expected)| pair.rank() == expected.rank) {
@@ -225,7 +186,7 @@ fn alphas(config: &Config, pairs: &[PairPlan<'_>], reasons: &mut Reasons, notes:
             let tensor = pair.a.tensor.to_string();
             let disagrees =
                 Reason::RankDisagrees { tensor, found: pair.rank(), expected: rank, source_field: rank_source };
-            reasons.push(WEIGHTS_FILE, disagrees);
+            reasons.push(plan.file, disagrees);
         }
     }
     None
@@ -235,6 +196,7 @@ fn alphas(config: &Config, pairs: &[PairPlan<'_>], reasons: &mut Reasons, notes:
 /// reasons.
 fn read_pairs(
     file: &mut File,
+    plan: &FilePlan,
     planned: Vec<PairPlan<'_>>,
     scales: Option<(&Config, Vec<f64>)>,
     reasons: &mut Reasons,
@@ -243,7 +205,7 @@ fn read_pairs(
     let mut matrices = match values::read(file, &plans) {
         Ok(matrices) => matrices.into_iter(),
         Err(reason) => {
-            reasons.push(WEIGHTS_FILE, reason);
+            reasons.push(plan.file, reason);
             return BTreeMap::new();
         }
     };
@@ -251,14 +213,14 @@ fn read_pairs(
     for (index, PairPlan { site, .. }) in planned.into_iter().enumerate() {
         let mut next = || {
             let matrix = matrices.next()?;
-            matrix.map_err(|error| reasons.push(WEIGHTS_FILE, Reason::Matrix(error))).ok()
+            matrix.map_err(|error| reasons.push(plan.file, Reason::Matrix(error))).ok()
         };
         let (a, b) = (next(), next());
         let alpha = scales.as_ref().and_then(|(config, alphas)| Some((*alphas.get(index)?, config.rule)));
         if let (Some(a), Some(b), Some((alpha, rule))) = (a, b, alpha) {
             match LoraPair::new(a, b, alpha, rule) {
                 Ok(pair) => drop(pairs.insert(site, pair)),
-                Err(reason) => reasons.push(WEIGHTS_FILE, reason),
+                Err(reason) => reasons.push(plan.file, reason),
             }
         }
     }

@@ -48,17 +48,30 @@ const DTYPES: [(&str, u64); 20] = [
 #[derive(Clone, Debug)]
 pub(crate) struct TensorPlan {
     pub(crate) name: String,
+    /// The name that PEFT gives such a tensor, where the file names it in another way.
+    pub(crate) peft_name: Option<String>,
     /// Name of its dtype in the format.
     pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
+    /// The file holds the transpose: a matrix of `shape` stored column after column.
+    pub(crate) transposed: bool,
     /// Offsets in the data.
     pub(crate) begin: u64,
     pub(crate) end: u64,
 }
 
+impl TensorPlan {
+    /// The name by PEFT's naming.
+    pub(crate) fn key(&self) -> &str {
+        self.peft_name.as_deref().unwrap_or(&self.name)
+    }
+}
+
 /// The tensors of a file, by name.
 #[derive(Debug)]
 pub(crate) struct FilePlan {
+    /// The file's name in messages.
+    pub(crate) file: &'static str,
     pub(crate) tensors: Vec<TensorPlan>,
     /// Where the data begins in the file.
     pub(crate) data_offset: u64,
@@ -88,7 +101,7 @@ pub(crate) fn read_plan(
     let data_offset = LENGTH_BYTES + header.len() as u64;
     let found = check(entries, file_bytes, data_offset);
     match found {
-        Ok(tensors) => Some(FilePlan { tensors, data_offset }),
+        Ok(tensors) => Some(FilePlan { file: name, tensors, data_offset }),
         Err(found) => {
             found.into_iter().for_each(|reason| reasons.push(name, reason));
             None
@@ -135,7 +148,7 @@ fn check(entries: Vec<(String, Entry)>, file_bytes: u64, data_offset: u64) -> Re
             }
             Some(_) => {}
         }
-        tensors.push(TensorPlan { name, dtype: known, shape, begin, end });
+        tensors.push(TensorPlan { name, peft_name: None, dtype: known, shape, transposed: false, begin, end });
     }
     if !reasons.is_empty() {
         return Err(reasons);

@@ -31,6 +31,17 @@ pub(crate) struct MatrixPlan {
     pub(crate) dtype: FileDtype,
     /// Bytes in the file.
     pub(crate) range: Range<u64>,
+    /// Stored column after column.
+    pub(crate) transposed: bool,
+}
+
+impl MatrixPlan {
+    /// Whether shape and bytes agree.
+    fn is_whole(&self) -> bool {
+        let [rows, cols] = self.shape;
+        let bytes = rows.checked_mul(cols).and_then(|elements| elements.checked_mul(self.dtype.bytes()));
+        bytes.is_some_and(|bytes| bytes as u64 == self.range.end - self.range.start)
+    }
 }
 
 /// Matrices that stand next to each other in the file.
@@ -100,8 +111,35 @@ fn drain(receiver: &Mutex<Receiver<Unchecked<'_>>>) -> Vec<Checked> {
         let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Unchecked { index, plan, buffer, start }) = next else { return checked };
         let range = (plan.range.start - start) as usize..(plan.range.end - start) as usize;
-        checked.push((index, Matrix::from_bytes(plan.tensor.clone(), plan.shape, plan.dtype, buffer, range)));
+        let from_bytes = |buffer, range| Matrix::from_bytes(plan.tensor.clone(), plan.shape, plan.dtype, buffer, range);
+        let matrix = match buffer.get(range.clone()) {
+            Some(stored) if plan.transposed && plan.is_whole() => {
+                let bytes = row_major(stored, plan.shape, plan.dtype);
+                let range = 0..bytes.len();
+                from_bytes(Arc::new(bytes), range)
+            }
+            _ => from_bytes(buffer, range),
+        };
+        checked.push((index, matrix));
     }
+}
+
+/// The elements of a matrix stored column after column, row after row. Square blocks keep both sides in cache.
+fn row_major(stored: &[u8], [rows, cols]: [usize; 2], dtype: FileDtype) -> Vec<u8> {
+    const BLOCK: usize = 32;
+    let size = dtype.bytes();
+    let mut out = vec![0; stored.len()];
+    for first_row in (0..rows).step_by(BLOCK) {
+        for first_col in (0..cols).step_by(BLOCK) {
+            for row in first_row..rows.min(first_row + BLOCK) {
+                for col in first_col..cols.min(first_col + BLOCK) {
+                    let (to, from) = ((row * cols + col) * size, (col * rows + row) * size);
+                    out[to..to + size].copy_from_slice(&stored[from..from + size]);
+                }
+            }
+        }
+    }
+    out
 }
 
 /// Cuts the plans, ordered by place, into runs of neighbours of at most [`SEGMENT_BYTES`] or of one larger matrix.
