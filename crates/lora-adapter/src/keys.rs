@@ -2,20 +2,28 @@
 //!
 //! A name is prefix, module path and suffix. The prefix is `base_model.model.`, as PEFT writes it; the path is that of
 //! the trained model class, `model.layers.N.self_attn.q_proj`; the suffix says which part of the adapter the tensor is.
-//! Whatever differs is told apart here by what it is, so that a refusal can name it. Shapes are not looked at.
+//! Wrappers of trainers put segments of their own between them. They are taken out here, each told as a [`Dialect`], so
+//! that one place of a model has one site whatever wrote its name. Shapes are not looked at.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use lora_math::{Module, Site};
+use lora_math::Site;
+use serde::Serialize;
 
 use crate::feature::Feature;
+use crate::modules::{self, Place};
+
+/// Longer than any name of a tensor: what is longer is not taken apart.
+const MAX_NAME_BYTES: usize = 4096;
 
 /// What PEFT puts before the module path.
-const PREFIX: &str = "base_model.model.";
+const PREFIX: [&str; 2] = ["base_model", "model"];
 
-/// A way of naming tensors that differs from PEFT's own for a plain causal language model. Served as it stands, such
-/// an adapter would match no module and act as the base model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A way of naming tensors that differs from PEFT's own for a plain causal language model. Matched as it stands, such
+/// a name fits no module, and the adapter would act as the base model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Dialect {
     /// `base_model.model.` is missing.
@@ -57,6 +65,14 @@ impl fmt::Display for Dialect {
     }
 }
 
+/// Segments that wrappers put anywhere into a path.
+const WRAPPERS: [(&str, Dialect); 4] = [
+    ("_orig_mod", Dialect::TorchCompile),
+    ("module", Dialect::DataParallel),
+    ("_fsdp_wrapped_module", Dialect::Fsdp),
+    ("_checkpoint_wrapped_module", Dialect::CheckpointWrapper),
+];
+
 /// A or B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Half {
@@ -74,15 +90,28 @@ impl Half {
 }
 
 /// What a tensor is, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key<'a> {
+    pub(crate) kind: Kind,
+    /// The module path that patterns are matched against: that of the trained model class, without what wrappers put
+    /// into it.
+    pub(crate) path: String,
+    /// In which ways the name differs from PEFT's own.
+    pub(crate) dialects: BTreeSet<Dialect>,
+    /// The adapter's name inside the suffix.
+    pub(crate) adapter: Option<&'a str>,
+}
+
+/// The kinds of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Key<'a> {
-    /// A or B of a site. `path` is the module path that patterns are matched against.
-    Half { site: Site, half: Half, path: &'a str },
+pub(crate) enum Kind {
+    /// A or B of a site.
+    Half { site: Site, half: Half },
     /// Used in training only.
     TrainingOnly { method: &'static str },
     /// Known, and not supported.
     Unsupported(Feature),
-    /// Known under another way of naming.
+    /// Known under a way of naming that is not supported.
     Dialect(Dialect),
     /// Not known; which part of the name.
     Unknown(&'static str),
@@ -96,141 +125,134 @@ enum Suffix {
     Unsupported(Feature),
 }
 
-/// Every suffix that stands at the end of a name, longer ones before those that they end in.
-const SUFFIXES: [(&str, Suffix); 15] = [
-    (".lora_A.weight", Suffix::Half(Half::A)),
-    (".lora_B.weight", Suffix::Half(Half::B)),
-    (".lora_B.bias", Suffix::Unsupported(Feature::LoraBias)),
-    (".lora_magnitude_vector", Suffix::Unsupported(Feature::Dora)),
-    (".lora_magnitude_vector.weight", Suffix::Unsupported(Feature::Dora)),
-    (".lora_embedding_A", Suffix::Unsupported(Feature::EmbeddingLora)),
-    (".lora_embedding_B", Suffix::Unsupported(Feature::EmbeddingLora)),
-    (".lora_diag", Suffix::Unsupported(Feature::Kasa)),
-    (".lora_velora_embed", Suffix::TrainingOnly("VeLoRA")),
-    (".trainable_tokens_delta", Suffix::Unsupported(Feature::TrainableTokens)),
-    (".base_layer.weight", Suffix::Unsupported(Feature::BaseWeightCopy)),
-    (".base_layer.bias", Suffix::Unsupported(Feature::TrainedBias)),
-    (".modules_to_save.weight", Suffix::Unsupported(Feature::ReplacedModule)),
-    (".bias", Suffix::Unsupported(Feature::TrainedBias)),
-    (".weight", Suffix::Unsupported(Feature::ReplacedModule)),
-];
-
-/// Inside the suffix of every tensor of MonteCLoRA's sampler.
-const MONTECLORA: &str = ".lora_monteclora_sampler.";
-
 /// Reads a tensor's name.
 pub(crate) fn parse(name: &str) -> Key<'_> {
-    if let Some(dialect) = dialect(name) {
-        return Key::Dialect(dialect);
+    let mut key = Key { kind: Kind::Unknown("prefix"), path: String::new(), dialects: BTreeSet::new(), adapter: None };
+    if name.len() > MAX_NAME_BYTES {
+        key.kind = Kind::Unknown("name of that length");
+        return key;
     }
-    let Some(rest) = name.strip_prefix(PREFIX) else {
-        return Key::Unknown("prefix");
-    };
-    let Some((path, suffix)) = split(rest) else {
-        return Key::Unknown("suffix");
-    };
-    match (suffix, place(path)) {
-        (Suffix::Half(half), Ok(Place::Site(site))) => Key::Half { site, half, path },
-        (Suffix::Half(_), Ok(Place::Unsupported(feature))) => Key::Unsupported(feature),
-        (Suffix::Half(_) | Suffix::TrainingOnly(_), Err(part)) => Key::Unknown(part),
-        (Suffix::TrainingOnly(method), Ok(_)) => Key::TrainingOnly { method },
-        // Whole modules and biases stand on any module, norms included.
-        (Suffix::Unsupported(feature), _) => Key::Unsupported(feature),
+    let segments: Vec<&str> = name.split('.').collect();
+    if matches!(segments.last(), Some(&("lora_a" | "lora_b"))) {
+        key.kind = Kind::Dialect(Dialect::Mlx);
+        return key;
     }
-}
-
-fn dialect(name: &str) -> Option<Dialect> {
-    let segment = |wrapper: &str| name.split('.').any(|segment| segment == wrapper);
-    let rest = name.strip_prefix(PREFIX);
-    if segment("_orig_mod") {
-        Some(Dialect::TorchCompile)
-    } else if segment("_fsdp_wrapped_module") {
-        Some(Dialect::Fsdp)
-    } else if segment("_checkpoint_wrapped_module") {
-        Some(Dialect::CheckpointWrapper)
-    } else if segment("module") {
-        Some(Dialect::DataParallel)
-    } else if name.ends_with(".lora_a") || name.ends_with(".lora_b") {
-        Some(Dialect::Mlx)
-    } else if rest.is_some_and(|rest| rest.starts_with(PREFIX)) {
-        Some(Dialect::DoubledPrefix)
-    } else if segment("language_model") {
-        Some(Dialect::LanguageModel)
-    } else if rest.is_some_and(|rest| rest.starts_with("layers.")) {
-        Some(Dialect::BareBackbone)
-    } else if rest.is_none() && (segment("layers") || segment("embed_tokens") || segment("lm_head")) {
-        Some(Dialect::NoPrefix)
-    } else if names_adapter(name) {
-        Some(Dialect::AdapterName)
+    // Behind the first segment of LoRA stands the suffix, where an adapter may bear the name of a wrapper.
+    let lora = segments.iter().position(|segment| segment.starts_with("lora_")).unwrap_or(segments.len());
+    let (path, suffix) = segments.split_at(lora);
+    let mut path = unwrapped(path, &mut key.dialects);
+    let suffix = if lora < segments.len() {
+        let (suffix, adapter) = lora_suffix(suffix);
+        key.dialects.extend(adapter.map(|_| Dialect::AdapterName));
+        key.adapter = adapter;
+        suffix
     } else {
-        None
-    }
+        plain_suffix(&mut path)
+    };
+    let Some(rest) = without_prefix(&path, &mut key.dialects) else {
+        return key;
+    };
+    let Some(suffix) = suffix else {
+        key.kind = Kind::Unknown("suffix");
+        return key;
+    };
+    key.path = rest.join(".");
+    key.kind = match (suffix, modules::place(&in_language_model(rest, &mut key.dialects))) {
+        (Suffix::Half(half), Ok(Place::Site(site))) => Kind::Half { site, half },
+        (Suffix::Half(_), Ok(Place::Unsupported(feature))) => Kind::Unsupported(feature),
+        (Suffix::Half(_) | Suffix::TrainingOnly(_), Err(part)) => Kind::Unknown(part),
+        (Suffix::TrainingOnly(method), Ok(_)) => Kind::TrainingOnly { method },
+        // Whole modules and biases stand on any module, norms included.
+        (Suffix::Unsupported(feature), _) => Kind::Unsupported(feature),
+    };
+    key
 }
 
-/// Whether a segment stands between a LoRA suffix and its end, `lora_A.default.weight`, or after one that has no end,
-/// `lora_embedding_A.default`.
-fn names_adapter(name: &str) -> bool {
-    let mut segments = name.rsplit('.');
-    let (last, before, third) = (segments.next(), segments.next(), segments.next());
-    let with_end = matches!(third, Some("lora_A" | "lora_B")) && matches!(last, Some("weight" | "bias"));
-    let without_end = matches!(before, Some("lora_embedding_A" | "lora_embedding_B" | "lora_magnitude_vector"));
-    with_end || (without_end && last != Some("weight"))
-}
-
-fn split(rest: &str) -> Option<(&str, Suffix)> {
-    if let Some((path, _)) = rest.split_once(MONTECLORA) {
-        return Some((path, Suffix::TrainingOnly("MonteCLoRA")));
-    }
-    let known = SUFFIXES.iter().find_map(|(text, suffix)| Some((rest.strip_suffix(text)?, *suffix)));
-    known.filter(|(path, _)| !path.split('.').any(|segment| segment.starts_with("lora_")))
-}
-
-/// What stands at a module path.
-enum Place {
-    Site(Site),
-    Unsupported(Feature),
-}
-
-/// What stands at a path, or which part of the path is not known.
-fn place(path: &str) -> Result<Place, &'static str> {
-    match path {
-        "lm_head" => return Ok(Place::Unsupported(Feature::HeadLora)),
-        "model.embed_tokens" => return Ok(Place::Unsupported(Feature::EmbeddingLora)),
-        _ => {}
-    }
-    let (index, module) = path.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or("module")?;
-    let layer = layer_index(index).ok_or("layer index")?;
-    let site = |module| Ok(Place::Site(Site::layer(layer, module)));
-    match module {
-        "self_attn.q_proj" => site(Module::QProj),
-        "self_attn.k_proj" => site(Module::KProj),
-        "self_attn.v_proj" => site(Module::VProj),
-        "self_attn.o_proj" => site(Module::OProj),
-        "mlp.gate_proj" => site(Module::GateProj),
-        "mlp.up_proj" => site(Module::UpProj),
-        "mlp.down_proj" => site(Module::DownProj),
-        _ => unsupported(module).map(Place::Unsupported).ok_or("module"),
-    }
-}
-
-fn unsupported(module: &str) -> Option<Feature> {
-    let (block, rest) = module.split_once('.')?;
-    let first = rest.split('.').next().unwrap_or_default();
-    match (block, first) {
-        ("mlp" | "block_sparse_moe" | "feed_forward", "experts") => Some(Feature::ExpertLora),
-        ("mlp" | "block_sparse_moe", "gate") | ("mlp" | "feed_forward", "router") => Some(Feature::RouterLora),
-        ("mlp" | "feed_forward", "shared_expert" | "shared_expert_gate" | "shared_experts") => {
-            Some(Feature::SharedExpertLora)
+/// The path without the segments of wrappers.
+fn unwrapped<'a>(path: &[&'a str], dialects: &mut BTreeSet<Dialect>) -> Vec<&'a str> {
+    let wrapper = |segment: &str| WRAPPERS.iter().find(|(name, _)| *name == segment).map(|(_, dialect)| *dialect);
+    let mut kept = Vec::with_capacity(path.len());
+    for segment in path {
+        match wrapper(segment) {
+            Some(dialect) => drop(dialects.insert(dialect)),
+            None => kept.push(*segment),
         }
-        ("linear_attn", "in_proj_qkvz" | "in_proj_ba" | "in_proj_qkv" | "in_proj_z" | "in_proj_b" | "in_proj_a")
-        | ("linear_attn", "out_proj") => Some(Feature::LinearAttentionLora),
-        ("self_attn", "qkv_proj") | ("mlp", "gate_up_proj") => Some(Feature::FusedProjection),
-        _ => None,
+    }
+    kept
+}
+
+/// The path behind the prefix, which may be missing or stand twice. None where nothing of a language model begins there.
+fn without_prefix<'a, 'b>(path: &'b [&'a str], dialects: &mut BTreeSet<Dialect>) -> Option<&'b [&'a str]> {
+    let Some(rest) = path.strip_prefix(&PREFIX) else {
+        let known = matches!(path.first(), Some(&("model" | "layers" | "language_model" | "lm_head" | "embed_tokens")));
+        dialects.insert(Dialect::NoPrefix);
+        return known.then_some(path);
+    };
+    match rest.strip_prefix(&PREFIX) {
+        Some(rest) => {
+            dialects.insert(Dialect::DoubledPrefix);
+            Some(rest)
+        }
+        None => Some(rest),
     }
 }
 
-/// Plain decimal without leading zeros, so that one layer has one name.
-fn layer_index(text: &str) -> Option<usize> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    if plain { text.parse().ok() } else { None }
+/// The path in a plain causal language model: `language_model` goes from the first or second place, and a bare backbone
+/// gets its `model`.
+fn in_language_model<'a>(path: &[&'a str], dialects: &mut BTreeSet<Dialect>) -> Vec<&'a str> {
+    let mut path = path.to_vec();
+    let wrapped = path.iter().take(2).position(|segment| *segment == "language_model");
+    if let Some(at) = wrapped.filter(|at| *at == 0 || path[0] == "model") {
+        path.remove(at);
+        dialects.insert(Dialect::LanguageModel);
+    }
+    if matches!(path.first(), Some(&("layers" | "embed_tokens"))) {
+        path.insert(0, "model");
+        if wrapped.is_none() {
+            dialects.insert(Dialect::BareBackbone);
+        }
+    }
+    path
+}
+
+/// What the segments from the first one of LoRA on say, and the adapter's name among them.
+fn lora_suffix<'a>(suffix: &[&'a str]) -> (Option<Suffix>, Option<&'a str>) {
+    let half = |name: &str| if name == "lora_A" { Half::A } else { Half::B };
+    match *suffix {
+        [name @ ("lora_A" | "lora_B"), "weight"] => (Some(Suffix::Half(half(name))), None),
+        [name @ ("lora_A" | "lora_B"), adapter, "weight"] => (Some(Suffix::Half(half(name))), Some(adapter)),
+        ["lora_B", "bias"] => (Some(Suffix::Unsupported(Feature::LoraBias)), None),
+        ["lora_B", adapter, "bias"] => (Some(Suffix::Unsupported(Feature::LoraBias)), Some(adapter)),
+        ["lora_magnitude_vector"] | ["lora_magnitude_vector", "weight"] => {
+            (Some(Suffix::Unsupported(Feature::Dora)), None)
+        }
+        ["lora_magnitude_vector", adapter] | ["lora_magnitude_vector", adapter, "weight"] => {
+            (Some(Suffix::Unsupported(Feature::Dora)), Some(adapter))
+        }
+        ["lora_embedding_A" | "lora_embedding_B"] => (Some(Suffix::Unsupported(Feature::EmbeddingLora)), None),
+        ["lora_embedding_A" | "lora_embedding_B", adapter] => {
+            (Some(Suffix::Unsupported(Feature::EmbeddingLora)), Some(adapter))
+        }
+        ["lora_diag"] => (Some(Suffix::Unsupported(Feature::Kasa)), None),
+        ["lora_diag", adapter] => (Some(Suffix::Unsupported(Feature::Kasa)), Some(adapter)),
+        ["lora_velora_embed"] => (Some(Suffix::TrainingOnly("VeLoRA")), None),
+        ["lora_monteclora_sampler", _, ..] => (Some(Suffix::TrainingOnly("MonteCLoRA")), None),
+        _ => (None, None),
+    }
+}
+
+/// What a name without any segment of LoRA ends in; the segments of the suffix go from `path`.
+fn plain_suffix(path: &mut Vec<&str>) -> Option<Suffix> {
+    let (length, feature) = match path[..] {
+        [.., "token_adapter", "trainable_tokens_delta"] => (2, Feature::TrainableTokens),
+        [.., "trainable_tokens_delta"] => (1, Feature::TrainableTokens),
+        [.., "base_layer", "weight"] => (2, Feature::BaseWeightCopy),
+        [.., "base_layer", "bias"] => (2, Feature::TrainedBias),
+        [.., "modules_to_save", "weight"] => (2, Feature::ReplacedModule),
+        [.., "bias"] => (1, Feature::TrainedBias),
+        [.., "weight"] => (1, Feature::ReplacedModule),
+        _ => return None,
+    };
+    path.truncate(path.len() - length);
+    Some(Suffix::Unsupported(feature))
 }

@@ -10,6 +10,7 @@ mod json;
 pub mod keys;
 mod load;
 pub mod matrix;
+mod modules;
 pub mod notes;
 pub mod pair;
 pub mod prepare;

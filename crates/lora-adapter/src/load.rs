@@ -10,7 +10,7 @@ use crate::adapter::Adapter;
 use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES};
 use crate::error::{LoadError, Reasons, shown};
 use crate::feature::Feature;
-use crate::keys::{self, Dialect, Half, Key};
+use crate::keys::{self, Dialect, Half, Kind};
 use crate::matrix::FileDtype;
 use crate::notes::Note;
 use crate::pair::{LoraPair, MAX_RANK};
@@ -21,14 +21,14 @@ use crate::values::{self, MatrixPlan};
 use crate::weights;
 
 /// A pair whose shapes agree and whose values are not read yet.
-struct PairPlan<'a> {
+struct PairPlan {
     site: Site,
-    path: &'a str,
+    path: String,
     a: MatrixPlan,
     b: MatrixPlan,
 }
 
-impl PairPlan<'_> {
+impl PairPlan {
     fn rank(&self) -> usize {
         self.a.shape[0]
     }
@@ -59,34 +59,46 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
 /// Halves of one site while tensors are sorted.
 #[derive(Default)]
 struct Halves<'a> {
-    path: &'a str,
+    path: String,
     a: Option<&'a TensorPlan>,
     b: Option<&'a TensorPlan>,
 }
 
 /// Sorts every tensor of the file by what it is. Each ends in a pair, in a note or in a reason.
-fn plan_pairs<'a>(plan: &'a FilePlan, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Vec<PairPlan<'a>> {
+fn plan_pairs<'a>(plan: &'a FilePlan, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Vec<PairPlan> {
     let mut sites: BTreeMap<Site, Halves<'a>> = BTreeMap::new();
     let mut unsupported: BTreeMap<Feature, (usize, &str)> = BTreeMap::new();
     let mut dialects: BTreeMap<Dialect, (usize, &str)> = BTreeMap::new();
     let mut training_only: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut naming: BTreeMap<Dialect, usize> = BTreeMap::new();
+    let mut adapters: BTreeMap<&str, &str> = BTreeMap::new();
     for tensor in &plan.tensors {
         let name = tensor.name.as_str();
-        match keys::parse(tensor.key()) {
-            Key::Half { site, half, path } => {
+        let key = keys::parse(tensor.key());
+        if let Some(adapter) = key.adapter {
+            adapters.entry(adapter).or_insert(name);
+        }
+        match key.kind {
+            Kind::Half { site, half } => {
+                key.dialects.iter().for_each(|dialect| *naming.entry(*dialect).or_default() += 1);
                 let halves = sites.entry(site).or_default();
-                halves.path = path;
+                halves.path = key.path;
                 let place = if half == Half::A { &mut halves.a } else { &mut halves.b };
                 if let Some(first) = place.replace(tensor) {
                     let (first, second) = (shown(&first.name), shown(name));
                     reasons.push(plan.file, Reason::AmbiguousTensor { site, first, second });
                 }
             }
-            Key::TrainingOnly { method } => *training_only.entry(method).or_default() += 1,
-            Key::Unsupported(feature) => unsupported.entry(feature).or_insert((0, name)).0 += 1,
-            Key::Dialect(dialect) => dialects.entry(dialect).or_insert((0, name)).0 += 1,
-            Key::Unknown(part) => reasons.push(plan.file, Reason::UnknownTensor { tensor: shown(name), part }),
+            Kind::TrainingOnly { method } => *training_only.entry(method).or_default() += 1,
+            Kind::Unsupported(feature) => unsupported.entry(feature).or_insert((0, name)).0 += 1,
+            Kind::Dialect(dialect) => dialects.entry(dialect).or_insert((0, name)).0 += 1,
+            Kind::Unknown(part) => reasons.push(plan.file, Reason::UnknownTensor { tensor: shown(name), part }),
         }
+    }
+    let mut named = adapters.into_values();
+    if let (Some(first), Some(second)) = (named.next(), named.next()) {
+        let (first, second) = (shown(first), shown(second));
+        reasons.push(plan.file, Reason::SeveralAdapters { first, second });
     }
     let nothing = sites.is_empty() && unsupported.is_empty() && dialects.is_empty();
     if nothing && plan.tensors.len() == training_only.values().sum::<usize>() {
@@ -103,10 +115,13 @@ fn plan_pairs<'a>(plan: &'a FilePlan, reasons: &mut Reasons, notes: &mut Vec<Not
     for (method, num_tensors) in training_only {
         notes.push(Note::TrainingOnlyTensors { method, num_tensors });
     }
-    sites.into_iter().filter_map(|(site, halves)| plan_pair(site, &halves, plan, reasons)).collect()
+    for (dialect, num_tensors) in naming {
+        notes.push(Note::OtherNaming { dialect, num_tensors });
+    }
+    sites.into_iter().filter_map(|(site, halves)| plan_pair(site, halves, plan, reasons)).collect()
 }
 
-fn plan_pair<'a>(site: Site, halves: &Halves<'a>, plan: &FilePlan, reasons: &mut Reasons) -> Option<PairPlan<'a>> {
+fn plan_pair(site: Site, halves: Halves<'_>, plan: &FilePlan, reasons: &mut Reasons) -> Option<PairPlan> {
     let mut half_pair = |tensor: &TensorPlan, half: Half| {
         let missing = shown(&half.other_name(&tensor.name));
         reasons.push(plan.file, Reason::HalfPair { tensor: shown(&tensor.name), missing });
@@ -165,11 +180,11 @@ fn matrix_plan(tensor: &TensorPlan, data_offset: u64) -> Result<MatrixPlan, Reas
 fn alphas(
     config: &Config,
     plan: &FilePlan,
-    pairs: &[PairPlan<'_>],
+    pairs: &[PairPlan],
     reasons: &mut Reasons,
     notes: &mut Vec<Note>,
 ) -> Option<Vec<f64>> {
-    let paths: Vec<&str> = pairs.iter().map(|pair| pair.path).collect();
+    let paths: Vec<&str> = pairs.iter().map(|pair| pair.path.as_str()).collect();
     let expected: Vec<Expected> = paths.iter().map(|path| config.expected(path)).collect();
     if pairs.iter().zip(&expected).all(|(pair, expected)| pair.rank() == expected.rank) {
         config.remark(&paths, &expected, notes);
@@ -197,7 +212,7 @@ fn alphas(
 fn read_pairs(
     file: &mut File,
     plan: &FilePlan,
-    planned: Vec<PairPlan<'_>>,
+    planned: Vec<PairPlan>,
     scales: Option<(&Config, Vec<f64>)>,
     reasons: &mut Reasons,
 ) -> BTreeMap<Site, LoraPair> {

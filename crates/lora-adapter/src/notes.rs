@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::keys::Dialect;
+
 /// Something accepted and worth knowing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -21,6 +23,13 @@ pub enum Note {
         /// What they belong to.
         method: &'static str,
         /// How many there are.
+        num_tensors: usize,
+    },
+    /// Tensors are named otherwise than PEFT names them; they are read as what they mean.
+    OtherNaming {
+        /// In which way.
+        dialect: Dialect,
+        /// How many of them.
         num_tensors: usize,
     },
     /// A pattern that matches no module of the file.
@@ -59,6 +68,9 @@ impl fmt::Display for Note {
             Note::UnknownField { field, value } => write!(f, "config field `{field}` = {value} is not known; ignored"),
             Note::TrainingOnlyTensors { method, num_tensors } => {
                 write!(f, "{num_tensors} tensors of {method} are used in training only; not applied")
+            }
+            Note::OtherNaming { dialect, num_tensors } => {
+                write!(f, "{num_tensors} tensors are named with {dialect}; read as what they mean")
             }
             Note::UnusedPattern { field, pattern } => write!(f, "{field} `{pattern}` matches no module of the file"),
             Note::OldPatternRule => f.write_str(

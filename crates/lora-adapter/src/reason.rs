@@ -264,6 +264,14 @@ pub enum Reason {
         /// The other.
         second: String,
     },
+    /// Two tensors belong to adapters of different names, so the file holds more than one adapter.
+    #[error("tensors {first} and {second} belong to adapters of different names; expected one adapter in a file")]
+    SeveralAdapters {
+        /// A tensor of one of them.
+        first: String,
+        /// A tensor of another.
+        second: String,
+    },
     /// A and B that cannot be multiplied.
     #[error(
         "tensors {a} {a_shape:?} and {b} {b_shape:?}: expected [rank, in_features] and [out_features, rank] of one rank"

@@ -4,6 +4,7 @@
 mod config;
 mod files;
 mod mutations;
+mod naming;
 mod prepare;
 mod support;
 mod tensors;

@@ -1,7 +1,7 @@
 //! The tensor file: names, halves, shapes, values, and headers of every bad kind.
 
 use half::{bf16, f16};
-use lora_adapter::{Adapter, Dialect, Feature, FileDtype, MatrixError, Reason};
+use lora_adapter::{Adapter, Feature, FileDtype, MatrixError, Reason};
 use lora_math::{Module, Site};
 use serde_json::json;
 
@@ -9,29 +9,6 @@ use crate::support::{Tensor, config, config_with, file, load, load_bytes, name, 
 
 fn renamed(rename: impl Fn(&str) -> String) -> Vec<Tensor> {
     qv().into_iter().map(|tensor| Tensor { name: rename(&tensor.name), ..tensor }).collect()
-}
-
-#[test]
-fn other_ways_of_naming_are_refused_by_name() {
-    type Rename = fn(&str) -> String;
-    let cases: [(Dialect, Rename); 11] = [
-        (Dialect::LanguageModel, |n| n.replace("model.layers", "model.language_model.layers")),
-        (Dialect::LanguageModel, |n| n.replace("model.model.model.", "model.model.language_model.model.")),
-        (Dialect::NoPrefix, |n| n.replace("base_model.model.", "")),
-        (Dialect::DoubledPrefix, |n| format!("base_model.model.{n}")),
-        (Dialect::AdapterName, |n| n.replace(".weight", ".default.weight")),
-        (Dialect::BareBackbone, |n| n.replace("model.model.model.layers", "model.model.layers")),
-        (Dialect::TorchCompile, |n| format!("_orig_mod.{n}")),
-        (Dialect::TorchCompile, |n| n.replace("model.model.model.", "model.model._orig_mod.model.")),
-        (Dialect::DataParallel, |n| format!("module.{n}")),
-        (Dialect::Fsdp, |n| n.replace("layers.", "_fsdp_wrapped_module.layers.")),
-        (Dialect::CheckpointWrapper, |n| n.replace("self_attn", "_checkpoint_wrapped_module.self_attn")),
-    ];
-    for (dialect, rename) in cases {
-        let found = reasons(load(&config(), &renamed(rename)));
-        let first = renamed(rename).into_iter().map(|tensor| tensor.name).min().unwrap();
-        assert_eq!(found, [Reason::UnsupportedDialect { dialect, num_tensors: 8, tensor: first }]);
-    }
 }
 
 #[test]
