@@ -95,6 +95,11 @@ impl Reasons {
         }
     }
 
+    /// The reasons kept, without their files.
+    pub(crate) fn into_reasons(self) -> impl Iterator<Item = Reason> {
+        self.kept.into_iter().map(|located| located.reason)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }

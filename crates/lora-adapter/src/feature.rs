@@ -55,14 +55,10 @@ pub enum Feature {
     FanInFanOut,
     /// Weights as a Python pickle (`adapter_model.bin`).
     PickleWeights,
-    /// Weights in several files.
-    ShardedWeights,
     /// A directory written by mlx-lm.
     Mlx,
     /// A GGUF adapter.
     Gguf,
-    /// An adapter in a folder of its own name below the directory.
-    NamedSubfolder,
 }
 
 impl Feature {
@@ -93,10 +89,8 @@ impl Feature {
             Feature::Arrow => "Arrow routing between adapters",
             Feature::FanInFanOut => "a base model with transposed (Conv1D) weights",
             Feature::PickleWeights => "weights as a Python pickle; save them as safetensors",
-            Feature::ShardedWeights => "weights in several files; save them as one",
             Feature::Mlx => "the format of mlx-lm",
             Feature::Gguf => "the GGUF adapter format",
-            Feature::NamedSubfolder => "an adapter in a folder of its own name; give that folder",
         }
     }
 }

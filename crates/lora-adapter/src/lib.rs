@@ -16,6 +16,7 @@ pub mod pair;
 pub mod prepare;
 pub mod reason;
 pub mod report;
+mod shards;
 pub mod source;
 mod tensor_file;
 mod values;

@@ -1,7 +1,6 @@
-//! From the two files of a PEFT directory to an [`Adapter`], collecting every reason on the way.
+//! From the files of a PEFT directory to an [`Adapter`], collecting every reason on the way.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::Arc;
 
 use lora_math::Site;
@@ -15,6 +14,7 @@ use crate::matrix::FileDtype;
 use crate::notes::Note;
 use crate::pair::{LoraPair, MAX_RANK};
 use crate::reason::Reason;
+use crate::shards::Joined;
 use crate::source::AdapterSource;
 use crate::tensor_file::{FilePlan, TensorPlan};
 use crate::values::{self, MatrixPlan};
@@ -34,10 +34,26 @@ impl PairPlan {
     }
 }
 
-/// Reads the adapter in `source`.
+/// Reads the adapter in `source`, or the only one in a folder below it: there PEFT saves an adapter with a name.
 pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
     let mut reasons = Reasons::default();
     let mut notes = Vec::new();
+    let is_here = source.holds(CONFIG_FILE) || weights::are_in(source);
+    let inner = if is_here { Ok(None) } else { source.only_folder_with(CONFIG_FILE) };
+    let inner = inner.unwrap_or_else(|reason| {
+        reasons.push(None, reason);
+        None
+    });
+    if !reasons.is_empty() {
+        return Err(reasons.into_error(Some(source.directory())));
+    }
+    let source = match &inner {
+        Some((folder, inner)) => {
+            notes.push(Note::NamedFolder { folder: folder.clone() });
+            inner
+        }
+        None => source,
+    };
     let config = match source.read(CONFIG_FILE, MAX_CONFIG_BYTES) {
         Ok(bytes) => Config::parse(&bytes, &mut reasons, &mut notes),
         Err(reason) => {
@@ -210,7 +226,7 @@ fn alphas(
 /// Reads the values of every pair. Without alphas the adapter is refused already, and the values are read for their own
 /// reasons.
 fn read_pairs(
-    file: &mut File,
+    file: &mut Joined,
     plan: &FilePlan,
     planned: Vec<PairPlan>,
     scales: Option<(&Config, Vec<f64>)>,

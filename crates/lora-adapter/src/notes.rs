@@ -58,6 +58,11 @@ pub enum Note {
         /// How many pairs.
         num_pairs: usize,
     },
+    /// The directory holds no adapter itself; the one in a folder of its own name below it was read.
+    NamedFolder {
+        /// The folder.
+        folder: String,
+    },
     /// `adapter_model.bin` stands beside the safetensors file; it is not read.
     PickleIgnored,
 }
@@ -81,6 +86,7 @@ impl fmt::Display for Note {
             }
             Note::ZeroAlpha { num_pairs } => write!(f, "alpha is 0 for {num_pairs} pairs: they change nothing"),
             Note::NegativeAlpha { num_pairs } => write!(f, "alpha is negative for {num_pairs} pairs"),
+            Note::NamedFolder { folder } => write!(f, "read from the folder {folder}, the only adapter there"),
             Note::PickleIgnored => f.write_str("adapter_model.bin is not read: the safetensors file is"),
         }
     }

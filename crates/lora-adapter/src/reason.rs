@@ -65,6 +65,46 @@ pub enum Reason {
         feature: Feature,
     },
 
+    /// Several folders below the directory hold an adapter each.
+    #[error("no adapter here, and several in folders below: {}; give one of them", folders.join(", "))]
+    SeveralFolders {
+        /// Names of the first few.
+        folders: Vec<String>,
+    },
+    /// The index of weights in several files cannot be used.
+    #[error("the index of the weights: {message}")]
+    BadIndex {
+        /// What is wrong with it.
+        message: String,
+    },
+    /// An index names a file that is not a safetensors file of this very directory.
+    #[error("expected the plain name of a safetensors file in this directory")]
+    BadShardName,
+    /// One of several files of weights.
+    #[error("in {shard}: {reason}")]
+    Shard {
+        /// Its name.
+        shard: String,
+        /// What is wrong with it.
+        reason: Box<Reason>,
+    },
+    /// A file of weights lacks a tensor.
+    #[error("tensor {tensor}: expected in {shard} by the index, and not there")]
+    NotInShard {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        shard: String,
+    },
+    /// A file of weights holds a tensor that the index does not place there.
+    #[error("tensor {tensor}: found in {shard}, where the index does not place it")]
+    NotInIndex {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        shard: String,
+    },
+
     // ---- adapter_config.json
     /// The config is not JSON.
     #[error("not JSON: {message}")]

@@ -8,8 +8,11 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use crate::error::{LoadError, Reasons};
+use crate::error::{LoadError, Reasons, shown};
 use crate::reason::Reason;
+
+/// Folders that a reason names.
+const MAX_SHOWN_FOLDERS: usize = 20;
 
 /// The directory of an adapter, and the directory that its files may not leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +59,15 @@ impl AdapterSource {
 
     /// Opens a file and tells its length. `name` is one of this crate's own constants, never text of a file.
     pub(crate) fn open(&self, name: &'static str) -> Result<(File, u64), Reason> {
+        self.open_path(Path::new(name))
+    }
+
+    /// As [`AdapterSource::open`], a name from a file.
+    pub(crate) fn open_plain(&self, name: &PlainName) -> Result<(File, u64), Reason> {
+        self.open_path(Path::new(&name.0))
+    }
+
+    fn open_path(&self, name: &Path) -> Result<(File, u64), Reason> {
         let unreadable = |error: io::Error| match error.kind() {
             ErrorKind::NotFound => Reason::MissingFile,
             _ => Reason::Unreadable { message: error.to_string() },
@@ -98,10 +110,48 @@ impl AdapterSource {
         self.directory.join(name).symlink_metadata().is_ok()
     }
 
+    /// The source of the only folder here that holds `file`, with its name; none where no folder does. Looks at the
+    /// first thousand entries. A folder that leads out of the root does not count.
+    ///
+    /// # Errors
+    /// Several folders hold one.
+    pub(crate) fn only_folder_with(&self, file: &'static str) -> Result<Option<(String, AdapterSource)>, Reason> {
+        let Ok(entries) = self.directory.read_dir() else { return Ok(None) };
+        let folder = |path: PathBuf| {
+            let directory = path.canonicalize().ok().filter(|path| path.starts_with(&self.root) && path.is_dir())?;
+            let source = AdapterSource { directory, root: self.root.clone() };
+            source.holds(file).then(|| (shown(&path.file_name().unwrap_or_default().to_string_lossy()), source))
+        };
+        let mut found: Vec<_> = entries.take(1000).flatten().filter_map(|entry| folder(entry.path())).collect();
+        if found.len() > 1 {
+            let mut folders: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
+            folders.sort();
+            folders.truncate(MAX_SHOWN_FOLDERS);
+            return Err(Reason::SeveralFolders { folders });
+        }
+        Ok(found.pop())
+    }
+
     /// Whether the directory has an entry that `wanted` accepts by name, among the first thousand.
     pub(crate) fn holds_any(&self, wanted: impl Fn(&Path) -> bool) -> bool {
         let Ok(entries) = self.directory.read_dir() else { return false };
         entries.take(1000).flatten().any(|entry| wanted(&entry.path()))
+    }
+}
+
+/// The name of a file or folder in a directory, which leads nowhere else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlainName(String);
+
+impl PlainName {
+    /// None where `name` is more or other than one plain name.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        let plain = !name.is_empty() && name.len() <= 255 && !name.contains(['/', '\\', ':', '\0']);
+        (plain && name != "." && name != "..").then(|| PlainName(name.to_owned()))
+    }
+
+    pub(crate) fn ends_with(&self, end: &str) -> bool {
+        self.0.ends_with(end)
     }
 }
 

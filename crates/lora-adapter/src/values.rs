@@ -3,7 +3,6 @@
 //! Only the bytes that pairs need are read, into buffers of their own size. Hashing costs about as much as reading, so
 //! a few threads take it while this one reads; small files are not worth a thread.
 
-use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, channel};
@@ -64,7 +63,10 @@ type Checked = (usize, Result<Matrix, MatrixError>);
 ///
 /// # Errors
 /// The file cannot be read to its end, or there is no memory for it.
-pub(crate) fn read(file: &mut File, plans: &[MatrixPlan]) -> Result<Vec<Result<Matrix, MatrixError>>, Reason> {
+pub(crate) fn read(
+    file: &mut (impl Read + Seek),
+    plans: &[MatrixPlan],
+) -> Result<Vec<Result<Matrix, MatrixError>>, Reason> {
     let mut ordered: Vec<(usize, &MatrixPlan)> = plans.iter().enumerate().collect();
     ordered.sort_by_key(|(_, plan)| plan.range.start);
     let total_bytes: u64 = plans.iter().map(|plan| plan.range.end - plan.range.start).sum();
@@ -160,11 +162,11 @@ fn segments<'a>(mut rest: &'a [(usize, &'a MatrixPlan)]) -> impl Iterator<Item =
     })
 }
 
-fn read_range(file: &mut File, Range { start, end }: Range<u64>) -> Result<Vec<u8>, Reason> {
+fn read_range(file: &mut (impl Read + Seek), Range { start, end }: Range<u64>) -> Result<Vec<u8>, Reason> {
     let needed_bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(needed_bytes).map_err(|_| Reason::OutOfMemory { needed_bytes })?;
-    let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.take(end - start).read_to_end(&mut buffer));
+    let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.by_ref().take(end - start).read_to_end(&mut buffer));
     match read {
         Ok(_) if buffer.len() == needed_bytes => Ok(buffer),
         // The file was as long as its plan a moment ago.

@@ -1,12 +1,10 @@
 //! Which file of a directory holds the weights, and the plan of its tensors, whatever the container.
 
-use std::fs::File;
-
-use crate::config::CONFIG_FILE;
 use crate::error::Reasons;
 use crate::feature::Feature;
 use crate::notes::Note;
 use crate::reason::Reason;
+use crate::shards::{self, INDEX_FILES, Joined};
 use crate::source::AdapterSource;
 use crate::tensor_file::{self, FilePlan};
 
@@ -16,17 +14,21 @@ const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// The same weights as a pickle, which older versions wrote.
 const PICKLE_FILE: &str = "adapter_model.bin";
 
-/// Opens the tensor file and checks its plan; where it is missing, says what stands there instead.
-pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<(File, FilePlan)> {
+/// Opens the tensor file, or the files that an index names, and checks the plan; where there is none, says what stands
+/// there instead. One file is read even where an index stands beside it, as PEFT does.
+pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<(Joined, FilePlan)> {
     match source.open(WEIGHTS_FILE) {
         Ok((mut file, file_bytes)) => {
             if source.holds(PICKLE_FILE) {
                 notes.push(Note::PickleIgnored);
             }
             let plan = tensor_file::read_plan(&mut file, file_bytes, WEIGHTS_FILE, reasons)?;
-            Some((file, plan))
+            Some((Joined::new([(file, file_bytes)]), plan))
         }
         Err(Reason::MissingFile) => {
+            if let Some(index) = INDEX_FILES.into_iter().find(|index| source.holds(index)) {
+                return shards::open(source, index, reasons);
+            }
             match other_format(source) {
                 Some((name, feature)) => reasons.push(name, Reason::UnsupportedFormat { feature }),
                 None => reasons.push(WEIGHTS_FILE, Reason::MissingFile),
@@ -41,18 +43,21 @@ pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Ve
 }
 
 fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature)> {
-    const FORMATS: [(&str, Feature); 4] = [
-        ("model.safetensors.index.json", Feature::ShardedWeights),
-        ("adapter_model.safetensors.index.json", Feature::ShardedWeights),
-        (PICKLE_FILE, Feature::PickleWeights),
-        ("adapters.safetensors", Feature::Mlx),
-    ];
+    const FORMATS: [(&str, Feature); 2] =
+        [(PICKLE_FILE, Feature::PickleWeights), ("adapters.safetensors", Feature::Mlx)];
     if let Some((name, feature)) = FORMATS.into_iter().find(|(name, _)| source.holds(name)) {
         return Some((Some(name), feature));
     }
-    if source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
-        return Some((None, Feature::Gguf));
-    }
-    let named = !source.holds(CONFIG_FILE) && source.holds_any(|path| path.join(CONFIG_FILE).is_file());
-    named.then_some((None, Feature::NamedSubfolder))
+    holds_gguf(source).then_some((None, Feature::Gguf))
+}
+
+fn holds_gguf(source: &AdapterSource) -> bool {
+    source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+}
+
+/// Whether weights of any format stand in the directory.
+pub(crate) fn are_in(source: &AdapterSource) -> bool {
+    source.holds(WEIGHTS_FILE)
+        || INDEX_FILES.into_iter().any(|index| source.holds(index))
+        || other_format(source).is_some()
 }

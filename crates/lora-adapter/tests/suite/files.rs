@@ -30,7 +30,6 @@ fn missing_files_are_named() {
 fn other_formats_are_refused_by_name() {
     for (name, feature) in [
         ("adapter_model.bin", Feature::PickleWeights),
-        ("model.safetensors.index.json", Feature::ShardedWeights),
         ("adapters.safetensors", Feature::Mlx),
         ("adapter.gguf", Feature::Gguf),
     ] {
@@ -38,12 +37,6 @@ fn other_formats_are_refused_by_name() {
         fs::rename(directory.path().join(WEIGHTS), directory.path().join(name)).unwrap();
         assert_eq!(reasons_of(directory.path()), [Reason::UnsupportedFormat { feature }], "{name}");
     }
-    let parent = TempDir::new().unwrap();
-    let named = parent.path().join("german");
-    fs::create_dir(&named).unwrap();
-    fs::write(named.join(CONFIG), "{}").unwrap();
-    let found = reasons_of(parent.path());
-    assert_eq!(found, [Reason::MissingFile, Reason::UnsupportedFormat { feature: Feature::NamedSubfolder }]);
 }
 
 #[test]

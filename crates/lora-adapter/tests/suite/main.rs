@@ -6,5 +6,6 @@ mod files;
 mod mutations;
 mod naming;
 mod prepare;
+mod shards;
 mod support;
 mod tensors;
