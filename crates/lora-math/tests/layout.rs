@@ -56,8 +56,8 @@ fn bf16(max_rank: usize) -> LayoutOptions {
     LayoutOptions { modules: every_module(), max_rank, dtype: SlotDtype::Bf16 }
 }
 
-/// The listing was computed by another program from the rule in the module's docs. If this fails, slot images of other
-/// nodes no longer fit: restore the walk, or raise `LAYOUT_VERSION` with a new listing.
+/// The listing was computed by another program from the rule in the module's docs. If this fails, slot images that other
+/// nodes packed do not fit here: restore the walk, or raise `LAYOUT_VERSION` with a new listing.
 #[test]
 fn the_walk_is_frozen() {
     let layout = SlotLayout::new(&hybrid_moe(), bf16(3)).unwrap();
