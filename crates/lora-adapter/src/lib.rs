@@ -4,6 +4,7 @@
 pub mod adapter;
 mod config;
 pub mod error;
+pub mod exact;
 pub mod feature;
 pub mod fields;
 mod json;
@@ -24,6 +25,7 @@ mod weights;
 
 pub use adapter::Adapter;
 pub use error::{LoadError, Located};
+pub use exact::exact_slot_dtype;
 pub use feature::Feature;
 pub use keys::Dialect;
 pub use matrix::{FileDtype, Matrix, MatrixError};

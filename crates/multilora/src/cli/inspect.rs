@@ -113,15 +113,15 @@ fn inspect(args: &InspectArgs, shape: Option<&ModelShape>) -> Inspection {
 }
 
 fn cost(adapter: &PreparedAdapter, shape: &ModelShape, dtype: Option<SlotDtypeArg>) -> Result<SlotCost> {
-    let exact = exact_dtype([adapter]);
-    let dtype = dtype.map_or(exact, SlotDtype::from);
+    let (narrowest, exists) = exact_dtype([adapter]);
+    let dtype = dtype.map_or(narrowest, SlotDtype::from);
     let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: adapter.max_rank(), dtype };
     let layout = SlotLayout::new(shape, options)?;
     let rank = |site| adapter.pair(site).map_or(0, |pair| pair.rank());
     let ranks: Vec<usize> = layout.spans().iter().map(|span| rank(span.site)).collect();
     Ok(SlotCost {
         dtype: dtype.name(),
-        exact: dtype == exact || dtype == SlotDtype::F32,
+        exact: exists && (dtype == narrowest || dtype == SlotDtype::F32),
         image_bytes: layout.packed(&ranks)?.image_bytes(),
         slot_bytes: layout.slot_bytes(),
     })

@@ -1,6 +1,7 @@
 //! `multilora plan`: what a pool of slots costs on a model, before anything is loaded.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -67,10 +68,11 @@ struct ModuleBytes {
 /// Plans and prints.
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let plan = plan(args)?;
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!("{}", serde_json::to_string(&plan)?);
+        writeln!(out, "{}", serde_json::to_string(&plan)?)?;
     } else {
-        print(&plan);
+        print(&mut out, &plan)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -115,18 +117,19 @@ fn plan(args: &PlanArgs) -> Result<Plan> {
     })
 }
 
-fn print(plan: &Plan) {
-    println!("{}: {} layers, {} sites", plan.model, plan.num_layers, plan.num_sites);
-    println!();
-    println!("one slot, rank up to {}, {}: {}", plan.max_rank, plan.slot_dtype, show(plan.slot_bytes));
-    println!("{} slots with their tables: {}", plan.num_slots, show(plan.pool_bytes));
+fn print(out: &mut impl Write, plan: &Plan) -> std::io::Result<()> {
+    writeln!(out, "{}: {} layers, {} sites", plan.model, plan.num_layers, plan.num_sites)?;
+    writeln!(out)?;
+    writeln!(out, "one slot, rank up to {}, {}: {}", plan.max_rank, plan.slot_dtype, show(plan.slot_bytes))?;
+    writeln!(out, "{} slots with their tables: {}", plan.num_slots, show(plan.pool_bytes))?;
     if let (Some(budget), Some(count)) = (plan.budget_bytes, plan.adapters_in_budget) {
-        println!("a budget of {} holds {count} adapters", show(budget));
+        writeln!(out, "a budget of {} holds {count} adapters", show(budget))?;
     }
-    println!();
+    writeln!(out)?;
     let widest = plan.modules.iter().map(|module| module.bytes).max().unwrap_or(1).max(1);
     for module in &plan.modules {
-        let bar = "█".repeat((module.bytes * 40).div_ceil(widest) as usize);
-        println!("{:>10} {:>10} {:>5.1} %  {bar}", module.module, show(module.bytes), 100.0 * module.share);
+        let bar = "█".repeat((40.0 * module.bytes as f64 / widest as f64).ceil() as usize);
+        writeln!(out, "{:>10} {:>10} {:>5.1} %  {bar}", module.module, show(module.bytes), 100.0 * module.share)?;
     }
+    Ok(())
 }

@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
-use multilora::adapter::{Adapter, FileDtype, PreparedAdapter, prepare};
+use multilora::adapter::{Adapter, PreparedAdapter, exact_slot_dtype, prepare};
 use multilora::engine::checkpoint::{Checkpoint, CheckpointInfo, LoadOptions, WeightDtype};
 use multilora::engine::model::config_shape;
 use multilora::engine::tokenizer::{Tokenizer, TokenizerError};
@@ -129,8 +129,22 @@ impl EngineArgs {
                 bail!("two adapters are called {name:?}");
             }
             let refused = || format!("adapter {name:?} from {}", directory.display());
-            let adapter = Adapter::open(directory).with_context(refused)?;
-            adapters.push((name.as_str(), prepare(adapter, &shape).with_context(refused)?));
+            let adapter = Adapter::open(directory)
+                .map_err(|error| {
+                    let reasons: Vec<String> = error.located().iter().map(ToString::to_string).collect();
+                    brief(&reasons, error.num_omitted(), directory)
+                })
+                .with_context(refused)?;
+            for note in adapter.notes() {
+                eprintln!("note: adapter {name:?}: {note}");
+            }
+            let prepared = prepare(adapter, &shape)
+                .map_err(|refusal| {
+                    let reasons: Vec<String> = refusal.reasons.iter().map(ToString::to_string).collect();
+                    brief(&reasons, 0, directory)
+                })
+                .with_context(refused)?;
+            adapters.push((name.as_str(), prepared));
         }
         Ok(Prepared { args: self, adapters })
     }
@@ -179,10 +193,8 @@ impl Prepared<'_> {
             0 => None,
             num_slots => {
                 let max_rank = self.adapters.iter().map(|(_, adapter)| adapter.max_rank()).max().unwrap_or(1);
-                let dtype = self
-                    .args
-                    .slot_dtype
-                    .map_or_else(|| exact_dtype(self.adapters.iter().map(|(_, adapter)| adapter)), SlotDtype::from);
+                let exact = exact_dtype(self.adapters.iter().map(|(_, adapter)| adapter)).0;
+                let dtype = self.args.slot_dtype.map_or(exact, SlotDtype::from);
                 let options = PoolOptions { num_slots, max_rank, modules: ModuleSet::DENSE, dtype };
                 let pool = LoraPool::open(model.shape(), options)?;
                 for (name, adapter) in &self.adapters {
@@ -201,15 +213,22 @@ impl Prepared<'_> {
     }
 }
 
-/// The narrowest element type that holds every adapter exactly.
-pub(crate) fn exact_dtype<'a>(adapters: impl IntoIterator<Item = &'a PreparedAdapter>) -> SlotDtype {
-    let dtypes: BTreeSet<FileDtype> = adapters.into_iter().flat_map(PreparedAdapter::dtypes).collect();
-    let only = |dtype| dtypes.iter().all(|found| *found == dtype);
-    if only(FileDtype::Bf16) {
-        SlotDtype::Bf16
-    } else if only(FileDtype::F16) {
-        SlotDtype::F16
-    } else {
-        SlotDtype::F32
+/// The narrowest element type that holds these adapters exactly, and whether there is one; float64 comes to f32.
+pub(crate) fn exact_dtype<'a>(adapters: impl IntoIterator<Item = &'a PreparedAdapter>) -> (SlotDtype, bool) {
+    match exact_slot_dtype(adapters.into_iter().flat_map(PreparedAdapter::dtypes)) {
+        Some(dtype) => (dtype, true),
+        None => (SlotDtype::F32, false),
+    }
+}
+
+/// The first of several reasons, and how to see the others.
+fn brief(reasons: &[String], num_omitted: usize, directory: &Path) -> anyhow::Error {
+    let first = reasons.first().map(String::as_str).unwrap_or_default();
+    match reasons.len() + num_omitted {
+        0 | 1 => anyhow!("refused: {first}"),
+        count => anyhow!(
+            "refused for {count} reasons, all shown by `multilora inspect {}`; the first: {first}",
+            directory.display()
+        ),
     }
 }
