@@ -8,18 +8,28 @@
 //! PEFT 0.6 to 0.13 had another rule, [`OlderPatterns`]: one key for both tables, and `re.match(r".*\.KEY$", path)`
 //! without the group. A file does not say which of the two it was trained under.
 //!
-//! Keys come from untrusted files: their length, their number and the size of what they compile to are bounded, and
-//! matching takes time linear in the path. Python's expressions that this crate's engine lacks (look-around,
+//! Keys come from untrusted files: their length and the size of what they compile to are bounded, and so is the number of
+//! keys that a lookup tries, by [`MAX_REGEX_KEYS`] and [`MAX_PATH_SHAPES`]. Trying one takes time linear in the path. Python's expressions that this crate's engine lacks (look-around,
 //! back-references, `\Z`) or reads otherwise (nested classes) are refused with the key.
+
+mod index;
+
+use std::collections::HashMap;
 
 use regex::RegexBuilder;
 use thiserror::Error;
+
+use self::index::{Key, KeyIndex};
 
 /// Longest key in bytes.
 pub const MAX_KEY_BYTES: usize = 16 << 10;
 
 /// Most keys of one table that are more than a path (paths, which some trainers write for every module, are unbounded).
 pub const MAX_REGEX_KEYS: usize = 256;
+
+/// Most shapes (a length, and the places of the dots) that the paths among the keys of one table may have. A model with
+/// experts whose every module is named has some dozen.
+pub const MAX_PATH_SHAPES: usize = 512;
 
 /// Most bytes that one key may compile to, and its matcher may cache.
 pub const MAX_REGEX_BYTES: usize = 256 << 10;
@@ -64,36 +74,48 @@ pub enum PatternError {
         /// The bound.
         max_keys: usize,
     },
+    /// Keys that are paths are of too many shapes.
+    #[error("pattern keys that are paths have more than {max_shapes} different lengths and places of dots")]
+    TooManyShapes {
+        /// The bound.
+        max_shapes: usize,
+    },
 }
 
 /// A table of patterns under PEFT's rule of today.
 #[derive(Clone, Debug)]
 pub struct Patterns<T> {
-    entries: Vec<(Key, T)>,
+    index: KeyIndex,
+    values: Vec<T>,
 }
 
 impl<T> Patterns<T> {
     /// The entries in file order. Every key is checked, whether or not a module ever meets it.
     pub fn new(entries: impl IntoIterator<Item = (String, T)>) -> Result<Self, PatternError> {
-        let mut compiler = Compiler::default();
-        let compile = |(key, value): (String, T)| Ok((compiler.compile(&key, Rule::Current)?, value));
-        Ok(Patterns { entries: entries.into_iter().map(compile).collect::<Result<_, _>>()? })
+        let mut compiler = Compiler::new(Rule::Current);
+        let mut patterns = Patterns::default();
+        for (key, value) in entries {
+            patterns.index.push(compiler.compile(&key)?)?;
+            patterns.values.push(value);
+        }
+        Ok(patterns)
     }
 
-    /// The value of the first entry whose key matches `path`; none where the config's own value holds.
+    /// The value of the first entry whose key matches `path`; none where the config's own value holds. Takes no longer
+    /// for more keys that are paths.
     pub fn lookup(&self, path: &str) -> Option<&T> {
-        self.entries.iter().find(|(key, _)| key.matches(path)).map(|(_, value)| value)
+        self.values.get(self.index.first_match(path)?)
     }
 
     /// Whether the table has no entries.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.values.is_empty()
     }
 }
 
 impl<T> Default for Patterns<T> {
     fn default() -> Self {
-        Patterns { entries: Vec::new() }
+        Patterns { index: KeyIndex::new(Rule::Current, MAX_PATH_SHAPES), values: Vec::new() }
     }
 }
 
@@ -101,9 +123,11 @@ impl<T> Default for Patterns<T> {
 #[derive(Clone, Debug)]
 pub struct OlderPatterns<R, A> {
     /// Keys of the ranks, then keys of the alphas, both in file order.
-    keys: Vec<(String, Key)>,
-    ranks: Vec<(String, R)>,
-    alphas: Vec<(String, A)>,
+    index: KeyIndex,
+    /// For each key, the first rank and the first alpha of that name.
+    named: Vec<(Option<usize>, Option<usize>)>,
+    ranks: Vec<R>,
+    alphas: Vec<A>,
 }
 
 impl<R, A> OlderPatterns<R, A> {
@@ -112,27 +136,36 @@ impl<R, A> OlderPatterns<R, A> {
         ranks: impl IntoIterator<Item = (String, R)>,
         alphas: impl IntoIterator<Item = (String, A)>,
     ) -> Result<Self, PatternError> {
-        let ranks: Vec<_> = ranks.into_iter().collect();
-        let alphas: Vec<_> = alphas.into_iter().collect();
-        let (mut rank_compiler, mut alpha_compiler) = (Compiler::default(), Compiler::default());
-        let rank_keys = ranks.iter().map(|(key, _)| Ok((key.clone(), rank_compiler.compile(key, Rule::Older)?)));
-        let alpha_keys = alphas.iter().map(|(key, _)| Ok((key.clone(), alpha_compiler.compile(key, Rule::Older)?)));
-        let keys = rank_keys.chain(alpha_keys).collect::<Result<_, _>>()?;
-        Ok(OlderPatterns { keys, ranks, alphas })
+        let (rank_keys, ranks): (Vec<String>, Vec<R>) = ranks.into_iter().unzip();
+        let (alpha_keys, alphas): (Vec<String>, Vec<A>) = alphas.into_iter().unzip();
+        let mut index = KeyIndex::new(Rule::Older, 2 * MAX_PATH_SHAPES);
+        for keys in [&rank_keys, &alpha_keys] {
+            let mut compiler = Compiler::new(Rule::Older);
+            for key in keys {
+                index.push(compiler.compile(key)?)?;
+            }
+        }
+        let (first_rank, first_alpha) = (first_positions(&rank_keys), first_positions(&alpha_keys));
+        let named = |key: &String| (first_rank.get(&**key).copied(), first_alpha.get(&**key).copied());
+        let named = rank_keys.iter().chain(&alpha_keys).map(named).collect();
+        Ok(OlderPatterns { index, named, ranks, alphas })
     }
 
     /// Rank and alpha of `path`: the first key that matches, ranks' keys before alphas', names the entry in both tables.
     /// So where a rank's key hits, an alpha under another key that would match too is not applied.
     pub fn lookup(&self, path: &str) -> (Option<&R>, Option<&A>) {
-        match self.keys.iter().find(|(_, key)| key.matches(path)) {
-            Some((name, _)) => (entry(&self.ranks, name), entry(&self.alphas, name)),
-            None => (None, None),
-        }
+        let hit = self.index.first_match(path).and_then(|position| self.named.get(position));
+        let (rank, alpha) = hit.copied().unwrap_or_default();
+        (rank.and_then(|rank| self.ranks.get(rank)), alpha.and_then(|alpha| self.alphas.get(alpha)))
     }
 }
 
-fn entry<'a, T>(entries: &'a [(String, T)], name: &str) -> Option<&'a T> {
-    entries.iter().find(|(key, _)| key == name).map(|(_, value)| value)
+fn first_positions(keys: &[String]) -> HashMap<&str, usize> {
+    let mut positions = HashMap::new();
+    for (key, position) in keys.iter().zip(0..) {
+        positions.entry(key.as_str()).or_insert(position);
+    }
+    positions
 }
 
 /// How a key is put into its expression.
@@ -144,48 +177,23 @@ enum Rule {
     Older,
 }
 
-/// A key ready to be matched.
-#[derive(Clone, Debug)]
-enum Key {
-    /// Letters, digits, `_`, `-`, and dots that stand for any character. Adapters may name every module this way, and
-    /// comparing is a thousand times cheaper than compiling.
-    Path { path: String, rule: Rule },
-    /// Anything else.
-    Regex(regex::Regex),
-}
-
-impl Key {
-    fn matches(&self, path: &str) -> bool {
-        // No module path holds a newline; the two engines differ there (`$` before a last newline in Python).
-        if path.contains('\n') {
-            return false;
-        }
-        match self {
-            Key::Path { path: key, rule } => {
-                let mut rest = path.chars().rev();
-                let covered = key.chars().rev().all(|k| rest.next().is_some_and(|c| k == '.' || k == c));
-                let before = rest.next();
-                covered && (before == Some('.') || (before.is_none() && *rule == Rule::Current))
-            }
-            // The leftmost match starts at 0 exactly where a match at the start exists: Python's `re.match`.
-            Key::Regex(regex) => regex.find(path).is_some_and(|found| found.start() == 0),
-        }
-    }
-}
-
 /// Compiles the keys of one table within the bounds.
-#[derive(Default)]
 struct Compiler {
+    rule: Rule,
     num_regexes: usize,
 }
 
 impl Compiler {
-    fn compile(&mut self, key: &str, rule: Rule) -> Result<Key, PatternError> {
+    fn new(rule: Rule) -> Self {
+        Compiler { rule, num_regexes: 0 }
+    }
+
+    fn compile(&mut self, key: &str) -> Result<Key, PatternError> {
         if key.len() > MAX_KEY_BYTES {
             return Err(PatternError::KeyTooLong { key_bytes: key.len(), max_bytes: MAX_KEY_BYTES });
         }
         if is_path(key) {
-            return Ok(Key::Path { path: key.to_owned(), rule });
+            return Ok(Key::Path(key.to_owned()));
         }
         self.num_regexes += 1;
         if self.num_regexes > MAX_REGEX_KEYS {
@@ -194,7 +202,7 @@ impl Compiler {
         if reads_differently(key) {
             return Err(PatternError::ReadsDifferently { key: key.to_owned() });
         }
-        compile_regex(key, rule).map(Key::Regex)
+        compile_regex(key, self.rule).map(Key::Regex)
     }
 }
 
@@ -257,25 +265,57 @@ mod tests {
 
     use super::*;
 
-    fn through_regex(key: &str, rule: Rule) -> Key {
-        Key::Regex(compile_regex(key, rule).expect("a path is a regular expression"))
+    /// Every key as a regular expression, by the rule as it is written.
+    fn expressions(keys: &[String], rule: Rule) -> Vec<regex::Regex> {
+        let compile = |key: &String| compile_regex(key, rule).expect("the tests' keys are regular expressions");
+        keys.iter().map(compile).collect()
+    }
+
+    /// The first that matches, all tried in order.
+    fn linear(expressions: &[regex::Regex], path: &str) -> Option<usize> {
+        expressions.iter().position(|regex| regex.find(path).is_some_and(|found| found.start() == 0))
+    }
+
+    /// Short alphabets make hits likely, of several keys at once.
+    fn key() -> impl Strategy<Value = String> {
+        let regexes = prop::sample::select(vec!["(a|b)", ".*b", r"[ab]\.[ab]", "^a", "a*", "a|.*b"]);
+        prop_oneof![4 => "[ab.]{0,4}|[a.]{1,3}b|[ab]", 1 => regexes.prop_map(str::to_owned)]
     }
 
     proptest! {
-        /// Short alphabets make hits likely on both sides.
         #[test]
-        fn a_path_key_matches_as_its_expression_does(
-            key in "[ab.]{0,4}|[a.]{1,3}b",
+        fn a_lookup_finds_what_trying_every_key_finds(
+            ranks in prop::collection::vec(key(), 0..8),
+            alphas in prop::collection::vec(key(), 0..8),
             paths in prop::collection::vec("[ab.é]{0,6}", 16),
         ) {
-            for rule in [Rule::Current, Rule::Older] {
-                let plain = Key::Path { path: key.clone(), rule };
-                let regex = through_regex(&key, rule);
-                for path in &paths {
-                    prop_assert_eq!(plain.matches(path), regex.matches(path), "{} on {} by {:?}", key, path, rule);
-                }
+            let numbered = |keys: &[String]| keys.iter().cloned().zip(0usize..).collect::<Vec<_>>();
+            let current = Patterns::new(numbered(&ranks)).unwrap();
+            let older = OlderPatterns::new(numbered(&ranks), numbered(&alphas)).unwrap();
+            let both: Vec<String> = ranks.iter().chain(&alphas).cloned().collect();
+            let (by_current, by_older) = (expressions(&ranks, Rule::Current), expressions(&both, Rule::Older));
+            for path in &paths {
+                let expected = linear(&by_current, path);
+                prop_assert_eq!(current.lookup(path).copied(), expected, "{:?} on {:?}", &ranks, path);
+                let name = linear(&by_older, path).map(|position| &both[position]);
+                let entry = |keys: &[String]| keys.iter().position(|key| Some(key) == name);
+                let (rank, alpha) = older.lookup(path);
+                prop_assert_eq!((rank.copied(), alpha.copied()), (entry(&ranks), entry(&alphas)), "{:?} on {:?}", both, path);
             }
         }
+    }
+
+    /// Every module of a model with 48 layers of 128 experts, named.
+    #[test]
+    fn what_a_lookup_tries_does_not_grow_with_the_number_of_paths() {
+        let experts = |layer| (0..128).map(move |expert| format!("model.layers.{layer}.mlp.experts.{expert}"));
+        let modules = |module: String| ["gate_proj", "up_proj", "down_proj"].map(|name| format!("{module}.{name}"));
+        let keys: Vec<String> = (0..48).flat_map(experts).flat_map(modules).collect();
+        assert_eq!(keys.len(), 18_432);
+        let patterns = Patterns::new(keys.iter().cloned().zip(0..)).unwrap();
+        // One or two digits of the layer, one to three of the expert, and the shorter name of up_proj.
+        assert_eq!((patterns.index.num_shapes(), patterns.index.num_regexes()), (2 * 3 * 2, 0));
+        assert!(keys.iter().zip(0..).all(|(key, position)| patterns.lookup(key) == Some(&position)));
     }
 
     #[test]

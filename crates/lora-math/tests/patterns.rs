@@ -1,7 +1,9 @@
 //! Rank and alpha patterns: the outcomes that PEFT 0.18.1 and 0.21.2 gave for the same keys, the older rule's
 //! differences, and keys that are refused.
 
-use lora_math::patterns::{MAX_KEY_BYTES, MAX_REGEX_BYTES, MAX_REGEX_KEYS, OlderPatterns, PatternError, Patterns};
+use lora_math::patterns::{
+    MAX_KEY_BYTES, MAX_PATH_SHAPES, MAX_REGEX_BYTES, MAX_REGEX_KEYS, OlderPatterns, PatternError, Patterns,
+};
 
 fn path(layer: usize, module: &str) -> String {
     format!("model.layers.{layer}.self_attn.{module}")
@@ -142,6 +144,13 @@ fn hostile_tables_are_bounded() -> Result<(), PatternError> {
     let too_many = PatternError::TooManyKeys { max_keys: MAX_REGEX_KEYS };
     assert_eq!(Patterns::new(regexes(MAX_REGEX_KEYS + 1)).unwrap_err(), too_many);
     assert!(Patterns::new(regexes(MAX_REGEX_KEYS)).is_ok());
+
+    let lengths = |count: usize| (1..=count).map(|length| ("q".repeat(length), length));
+    let too_many = PatternError::TooManyShapes { max_shapes: MAX_PATH_SHAPES };
+    assert_eq!(Patterns::new(lengths(MAX_PATH_SHAPES + 1)).unwrap_err(), too_many);
+    let too_many = PatternError::TooManyShapes { max_shapes: 2 * MAX_PATH_SHAPES };
+    assert_eq!(OlderPatterns::new(lengths(1), lengths(2 * MAX_PATH_SHAPES + 1)).unwrap_err(), too_many);
+    assert_eq!(Patterns::new(lengths(MAX_PATH_SHAPES))?.lookup("model.qqq"), Some(&3));
 
     // Paths of every module, as some trainers write them, are no matter.
     let paths = Patterns::new((0..20_000).map(|layer| (path(layer, "q_proj"), layer)))?;
