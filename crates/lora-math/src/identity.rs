@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Digest of an adapter's tensors and of its config: equal contents have equal digests, in every process.
+/// Digest of what an adapter applies: its sites, with A, B and scaling of each. Equal contents have equal digests, in
+/// every process. Of the config, only what went into the scalings counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentDigest([u8; 32]);
 
@@ -62,7 +63,7 @@ impl fmt::Display for Generation {
 pub struct AdapterId {
     /// What it contains: keys of prefix caches use this, so a reload of equal contents keeps its cache.
     pub content: ContentDigest,
-    /// Which residence it is: leases compare both.
+    /// Which residence it is: two uses are of one residence only where this is equal too.
     pub generation: Generation,
 }
 

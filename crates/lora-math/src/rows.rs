@@ -218,6 +218,17 @@ impl StepRows {
         &self.groups
     }
 
+    /// For each row, padding included, where its part of [`all_row_entries`](Self::all_row_entries) starts; one more
+    /// than rows, the last is the end.
+    pub fn row_offsets(&self) -> &[u32] {
+        &self.row_offsets
+    }
+
+    /// Indices into [`entries`](Self::entries), row after row, within a row in the request's order.
+    pub fn all_row_entries(&self) -> &[u32] {
+        &self.row_entries
+    }
+
     /// Indices into [`entries`](Self::entries) of one row, in the request's order.
     ///
     /// # Panics

@@ -23,8 +23,8 @@ fn worked_example() {
     assert_eq!(step.entries(), [entry(2, 0.5), entry(0, 1.0), entry(3, 2.0)]);
     let group = |slot, first_entry, count| RowGroup { slot, first_entry, count };
     assert_eq!(step.groups(), [group(0, 0, 1), group(1, 1, 2)]);
-    assert_eq!(step.row_offsets, [0, 1, 1, 2, 3, 3]);
-    assert_eq!(step.row_entries, [1, 0, 2]);
+    assert_eq!(step.row_offsets(), [0, 1, 1, 2, 3, 3]);
+    assert_eq!(step.all_row_entries(), [1, 0, 2]);
     assert_eq!(step.row_entries(3), [2]);
     assert_eq!(step.row_entries(4), [0u32; 0]);
 }
