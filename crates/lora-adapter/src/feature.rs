@@ -53,8 +53,6 @@ pub enum Feature {
     Arrow,
     /// A base model whose weights are stored `[in, out]` (`fan_in_fan_out`).
     FanInFanOut,
-    /// Weights as a Python pickle (`adapter_model.bin`).
-    PickleWeights,
     /// A directory written by mlx-lm.
     Mlx,
     /// A GGUF adapter.
@@ -88,7 +86,6 @@ impl Feature {
             Feature::QaLora => "QALoRA",
             Feature::Arrow => "Arrow routing between adapters",
             Feature::FanInFanOut => "a base model with transposed (Conv1D) weights",
-            Feature::PickleWeights => "weights as a Python pickle; save them as safetensors",
             Feature::Mlx => "the format of mlx-lm",
             Feature::Gguf => "the GGUF adapter format",
         }

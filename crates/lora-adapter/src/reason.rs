@@ -8,6 +8,8 @@ use thiserror::Error;
 use crate::feature::Feature;
 use crate::keys::Dialect;
 use crate::matrix::MatrixError;
+use crate::pickle::PickleError;
+use crate::torch_zip::ArchiveError;
 
 /// One thing that is wrong with an adapter.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -224,6 +226,12 @@ pub enum Reason {
         /// Bytes between its offsets.
         found_bytes: u64,
     },
+    /// An archive of torch that cannot be read.
+    #[error("{0}")]
+    Archive(#[from] ArchiveError),
+    /// A pickle that holds something other than tensors.
+    #[error("{0}")]
+    Pickle(#[from] PickleError),
     /// The file holds no A and B at all.
     #[error("no LoRA pair in the file ({num_tensors} tensors); the adapter would act as the base model")]
     NoPairs {

@@ -7,6 +7,7 @@ use crate::reason::Reason;
 use crate::shards::{self, INDEX_FILES, Joined};
 use crate::source::AdapterSource;
 use crate::tensor_file::{self, FilePlan};
+use crate::torch_zip;
 
 /// Name of the tensor file.
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -29,6 +30,9 @@ pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Ve
             if let Some(index) = INDEX_FILES.into_iter().find(|index| source.holds(index)) {
                 return shards::open(source, index, reasons);
             }
+            if source.holds(PICKLE_FILE) {
+                return open_pickle(source, reasons);
+            }
             match other_format(source) {
                 Some((name, feature)) => reasons.push(name, Reason::UnsupportedFormat { feature }),
                 None => reasons.push(WEIGHTS_FILE, Reason::MissingFile),
@@ -42,9 +46,21 @@ pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Ve
     }
 }
 
+fn open_pickle(source: &AdapterSource, reasons: &mut Reasons) -> Option<(Joined, FilePlan)> {
+    match source.open(PICKLE_FILE) {
+        Ok((mut file, file_bytes)) => {
+            let plan = torch_zip::read_plan(&mut file, file_bytes, PICKLE_FILE, reasons)?;
+            Some((Joined::new([(file, file_bytes)]), plan))
+        }
+        Err(reason) => {
+            reasons.push(PICKLE_FILE, reason);
+            None
+        }
+    }
+}
+
 fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature)> {
-    const FORMATS: [(&str, Feature); 2] =
-        [(PICKLE_FILE, Feature::PickleWeights), ("adapters.safetensors", Feature::Mlx)];
+    const FORMATS: [(&str, Feature); 1] = [("adapters.safetensors", Feature::Mlx)];
     if let Some((name, feature)) = FORMATS.into_iter().find(|(name, _)| source.holds(name)) {
         return Some((Some(name), feature));
     }
@@ -57,7 +73,7 @@ fn holds_gguf(source: &AdapterSource) -> bool {
 
 /// Whether weights of any format stand in the directory.
 pub(crate) fn are_in(source: &AdapterSource) -> bool {
-    source.holds(WEIGHTS_FILE)
+    [WEIGHTS_FILE, PICKLE_FILE].into_iter().any(|name| source.holds(name))
         || INDEX_FILES.into_iter().any(|index| source.holds(index))
         || other_format(source).is_some()
 }

@@ -28,11 +28,7 @@ fn missing_files_are_named() {
 
 #[test]
 fn other_formats_are_refused_by_name() {
-    for (name, feature) in [
-        ("adapter_model.bin", Feature::PickleWeights),
-        ("adapters.safetensors", Feature::Mlx),
-        ("adapter.gguf", Feature::Gguf),
-    ] {
+    for (name, feature) in [("adapters.safetensors", Feature::Mlx), ("adapter.gguf", Feature::Gguf)] {
         let directory = good();
         fs::rename(directory.path().join(WEIGHTS), directory.path().join(name)).unwrap();
         assert_eq!(reasons_of(directory.path()), [Reason::UnsupportedFormat { feature }], "{name}");

@@ -1,0 +1,663 @@
+//! The tensors that a pickle of torch describes, read by a machine that can do nothing else.
+//!
+//! A pickle is a program. The opcodes here are those that `torch.save` writes for a dictionary of tensors; the names
+//! that it may call are a list in this file, and calling one makes a description of a tensor, never the thing itself. No
+//! other opcode and no other name is followed, so no code of the file runs. Values live in flat tables: a value that
+//! holds itself costs nothing, and nothing here recurses. Strings stay in the bytes of the file.
+
+use std::collections::HashMap;
+
+use thiserror::Error;
+
+use crate::error::shown;
+
+/// Values on the stack at once: `torch.save` needs about two thousand, a batch of a thousand entries.
+const MAX_STACK: usize = 10_000;
+
+/// Bytes of a pickle for each value that is kept in tuples, dictionaries and the memo. `torch.save` writes three.
+const BYTES_PER_VALUE: usize = 2;
+
+/// Dimensions of a tensor.
+const MAX_DIMS: usize = 8;
+
+/// Why a pickle is not read. Never worth a retry with the same file.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PickleError {
+    /// It ends in the middle.
+    #[error("it ends at byte {offset} of the pickle, before its end mark")]
+    Truncated {
+        /// Where the missing bytes should be.
+        offset: usize,
+    },
+    /// An opcode that no dictionary of tensors needs.
+    #[error("opcode {opcode:#04x} at byte {offset} of the pickle is not one of those that tensors need")]
+    ForbiddenOpcode {
+        /// The opcode.
+        opcode: u8,
+        /// Where it stands.
+        offset: usize,
+    },
+    /// A name of Python code that is not on the list.
+    #[error("{global} at byte {offset} of the pickle is not one of the names that tensors need; nothing was run")]
+    ForbiddenGlobal {
+        /// Module and name.
+        global: String,
+        /// Where it stands.
+        offset: usize,
+    },
+    /// A call of something that is not a function of the list, or a state given to something that takes none.
+    #[error("a call at byte {offset} of the pickle that tensors do not need; nothing was run")]
+    ForbiddenCall {
+        /// Where it stands.
+        offset: usize,
+    },
+    /// A call on the list with other arguments than `torch.save` writes.
+    #[error("{call} at byte {offset} of the pickle has other arguments than torch.save writes")]
+    BadArguments {
+        /// What is called.
+        call: &'static str,
+        /// Where.
+        offset: usize,
+    },
+    /// The stack does not hold what an opcode takes.
+    #[error("the opcode at byte {offset} of the pickle takes what is not on the stack")]
+    BadStack {
+        /// Where it stands.
+        offset: usize,
+    },
+    /// The memo has no such entry.
+    #[error("the pickle asks at byte {offset} for entry {index} of its memo, which is not there")]
+    BadMemo {
+        /// The entry.
+        index: u32,
+        /// Where.
+        offset: usize,
+    },
+    /// More values than a file of tensors has.
+    #[error("more than {limit} values at byte {offset} of the pickle")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+        /// Where.
+        offset: usize,
+    },
+    /// Text that is not UTF-8, or a number of more than 64 bits.
+    #[error("a value at byte {offset} of the pickle is not one that tensors need")]
+    BadValue {
+        /// Where.
+        offset: usize,
+    },
+    /// Bytes after the end mark.
+    #[error("the pickle ends at byte {offset}, its file goes on")]
+    TrailingBytes {
+        /// Where the end mark stands.
+        offset: usize,
+    },
+    /// The file holds something other than a dictionary.
+    #[error("expected a dictionary of tensors, found {found}")]
+    NotADictionary {
+        /// What it is.
+        found: &'static str,
+    },
+    /// An entry of the dictionary is not a named tensor.
+    #[error("entry {entry}: expected a tensor, found {found}")]
+    NotATensor {
+        /// Its key.
+        entry: String,
+        /// What it is.
+        found: &'static str,
+    },
+}
+
+/// A tensor as the pickle describes it. Nothing is checked against the archive.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PickledTensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) tensor: Tensor<'a>,
+}
+
+/// Elements in a storage.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) storage: Storage<'a>,
+    pub(crate) dtype: Dtype,
+    /// Index of the first element in the storage.
+    pub(crate) offset: u64,
+    pub(crate) shape: Vec<u64>,
+    /// Elements from one index to the next, by dimension.
+    pub(crate) strides: Vec<u64>,
+}
+
+/// An entry of the archive that holds elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Storage<'a> {
+    pub(crate) key: &'a str,
+    /// None for a storage of bytes.
+    dtype: Option<Dtype>,
+    num_elements: u64,
+}
+
+impl Storage<'_> {
+    /// Its length by the pickle; none where no length can be that large.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.num_elements.checked_mul(self.dtype.map_or(1, |dtype| dtype.bytes))
+    }
+}
+
+/// An element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dtype {
+    /// Its name in safetensors files.
+    pub(crate) name: &'static str,
+    pub(crate) bytes: u64,
+}
+
+const fn dtype(name: &'static str, bytes: u64) -> Dtype {
+    Dtype { name, bytes }
+}
+
+/// Storage classes of module `torch`.
+const STORAGES: [(&str, Dtype); 12] = [
+    ("FloatStorage", dtype("F32", 4)),
+    ("DoubleStorage", dtype("F64", 8)),
+    ("HalfStorage", dtype("F16", 2)),
+    ("BFloat16Storage", dtype("BF16", 2)),
+    ("LongStorage", dtype("I64", 8)),
+    ("IntStorage", dtype("I32", 4)),
+    ("ShortStorage", dtype("I16", 2)),
+    ("CharStorage", dtype("I8", 1)),
+    ("ByteStorage", dtype("U8", 1)),
+    ("BoolStorage", dtype("BOOL", 1)),
+    ("ComplexFloatStorage", dtype("C64", 8)),
+    ("ComplexDoubleStorage", dtype("C128", 16)),
+];
+
+/// Dtypes of module `torch` that have no storage class.
+const DTYPES: [(&str, Dtype); 8] = [
+    ("float8_e4m3fn", dtype("F8_E4M3", 1)),
+    ("float8_e5m2", dtype("F8_E5M2", 1)),
+    ("float8_e4m3fnuz", dtype("F8_E4M3FNUZ", 1)),
+    ("float8_e5m2fnuz", dtype("F8_E5M2FNUZ", 1)),
+    ("float8_e8m0fnu", dtype("F8_E8M0", 1)),
+    ("uint16", dtype("U16", 2)),
+    ("uint32", dtype("U32", 4)),
+    ("uint64", dtype("U64", 8)),
+];
+
+/// A name that a pickle of tensors may use.
+#[derive(Clone, Copy, Debug)]
+enum Global {
+    OrderedDict,
+    RebuildTensor,
+    RebuildTensorWithDtype,
+    RebuildParameter,
+    Storage(Option<Dtype>),
+    Dtype(Dtype),
+}
+
+impl Global {
+    fn find(module: &str, name: &str) -> Option<Global> {
+        let among = |table: &[(&str, Dtype)]| table.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
+        match (module, name) {
+            ("collections", "OrderedDict") => Some(Global::OrderedDict),
+            ("torch._utils", "_rebuild_tensor_v2") => Some(Global::RebuildTensor),
+            ("torch._utils", "_rebuild_tensor_v3") => Some(Global::RebuildTensorWithDtype),
+            ("torch._utils", "_rebuild_parameter") => Some(Global::RebuildParameter),
+            ("torch.storage", "UntypedStorage") => Some(Global::Storage(None)),
+            ("torch", _) => {
+                among(&STORAGES).map(|dtype| Global::Storage(Some(dtype))).or_else(|| among(&DTYPES).map(Global::Dtype))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the machine works on. Indices lead into its tables.
+#[derive(Clone, Copy, Debug)]
+enum Value<'a> {
+    None,
+    Bool,
+    Int(i64),
+    Float,
+    Str(&'a str),
+    /// First item and number of items.
+    Tuple(usize, usize),
+    /// What is in a list decides nothing.
+    List,
+    Dict(usize),
+    Global(Global),
+    Storage(usize),
+    Tensor(usize),
+}
+
+impl Value<'_> {
+    fn kind(self) -> &'static str {
+        match self {
+            Value::None => "None",
+            Value::Bool => "a boolean",
+            Value::Int(_) | Value::Float => "a number",
+            Value::Str(_) => "a string",
+            Value::Tuple(..) => "a tuple",
+            Value::List => "a list",
+            Value::Dict(_) => "a dictionary",
+            Value::Global(_) => "a name of Python code",
+            Value::Storage(_) => "a storage",
+            Value::Tensor(_) => "a tensor",
+        }
+    }
+}
+
+/// Reads a pickle: the entries of its dictionary in the order of the file.
+///
+/// # Errors
+/// Anything but a dictionary of named tensors, and any opcode or name that such a dictionary does not need.
+pub(crate) fn read(bytes: &[u8]) -> Result<Vec<PickledTensor<'_>>, PickleError> {
+    let mut machine = Machine {
+        bytes,
+        at: 0,
+        opcode_at: 0,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+        items: Vec::new(),
+        dicts: Vec::new(),
+        tensors: Vec::new(),
+        storages: Vec::new(),
+        num_values: 0,
+        max_values: 1000 + bytes.len() / BYTES_PER_VALUE,
+    };
+    let top = machine.run()?;
+    let Value::Dict(dict) = top else { return Err(PickleError::NotADictionary { found: top.kind() }) };
+    let entries = machine.dicts.get(dict).map(Vec::as_slice).unwrap_or_default();
+    entries.iter().map(|&(key, value)| machine.named_tensor(key, value)).collect()
+}
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// Where the opcode under way stands, for messages.
+    opcode_at: usize,
+    stack: Vec<Value<'a>>,
+    /// Heights of the stack at its marks.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value<'a>>,
+    /// Items of all tuples.
+    items: Vec<Value<'a>>,
+    dicts: Vec<Vec<(Value<'a>, Value<'a>)>>,
+    tensors: Vec<Tensor<'a>>,
+    storages: Vec<Storage<'a>>,
+    num_values: usize,
+    max_values: usize,
+}
+
+impl<'a> Machine<'a> {
+    fn named_tensor(&self, key: Value<'a>, value: Value<'a>) -> Result<PickledTensor<'a>, PickleError> {
+        let Value::Str(name) = key else {
+            return Err(PickleError::NotATensor { entry: key.kind().to_owned(), found: value.kind() });
+        };
+        match value {
+            Value::Tensor(index) if let Some(tensor) = self.tensors.get(index) => {
+                Ok(PickledTensor { name, tensor: tensor.clone() })
+            }
+            other => Err(PickleError::NotATensor { entry: shown(name), found: other.kind() }),
+        }
+    }
+
+    /// Runs to the end mark; what is left on the stack.
+    fn run(&mut self) -> Result<Value<'a>, PickleError> {
+        loop {
+            self.opcode_at = self.at;
+            let [opcode] = self.array()?;
+            match opcode {
+                // PROTO, and FRAME: lengths of parts that are read one after the other anyway.
+                0x80 => drop(self.array::<1>()?),
+                0x95 => drop(self.array::<8>()?),
+                b'(' => self.mark()?,
+                b'N' => self.push(Value::None)?,
+                0x88 | 0x89 => self.push(Value::Bool)?,
+                b'K' => {
+                    let [value] = self.array()?;
+                    self.push(Value::Int(value.into()))?;
+                }
+                b'M' => {
+                    let value = u16::from_le_bytes(self.array()?);
+                    self.push(Value::Int(value.into()))?;
+                }
+                b'J' => {
+                    let value = i32::from_le_bytes(self.array()?);
+                    self.push(Value::Int(value.into()))?;
+                }
+                0x8a => {
+                    let value = self.long()?;
+                    self.push(Value::Int(value))?;
+                }
+                b'G' => {
+                    self.array::<8>()?;
+                    self.push(Value::Float)?;
+                }
+                b'X' => {
+                    let length = u32::from_le_bytes(self.array()?);
+                    self.text(length as usize)?;
+                }
+                0x8c => {
+                    let [length] = self.array()?;
+                    self.text(length.into())?;
+                }
+                b')' => self.tuple(0)?,
+                0x85 => self.tuple(1)?,
+                0x86 => self.tuple(2)?,
+                0x87 => self.tuple(3)?,
+                b't' => {
+                    let count = self.since_mark()?;
+                    self.tuple(count)?;
+                }
+                b']' => self.push(Value::List)?,
+                b'a' => {
+                    self.pop()?;
+                    self.expect_list()?;
+                }
+                b'e' => {
+                    let count = self.since_mark()?;
+                    self.stack.truncate(self.stack.len() - count);
+                    self.expect_list()?;
+                }
+                b'}' => self.dict()?,
+                b's' => self.set_items(2)?,
+                b'u' => {
+                    let count = self.since_mark()?;
+                    self.set_items(count)?;
+                }
+                b'q' => {
+                    let [index] = self.array()?;
+                    self.put(index.into())?;
+                }
+                b'r' => {
+                    let index = u32::from_le_bytes(self.array()?);
+                    self.put(index)?;
+                }
+                0x94 => self.put(u32::try_from(self.memo.len()).unwrap_or(u32::MAX))?,
+                b'h' => {
+                    let [index] = self.array()?;
+                    self.get(index.into())?;
+                }
+                b'j' => {
+                    let index = u32::from_le_bytes(self.array()?);
+                    self.get(index)?;
+                }
+                b'c' => {
+                    let (module, name) = (self.line()?, self.line()?);
+                    self.global(module, name)?;
+                }
+                0x93 => match (self.pop()?, self.pop()?) {
+                    (Value::Str(name), Value::Str(module)) => self.global(module, name)?,
+                    _ => return Err(self.bad_stack()),
+                },
+                b'Q' => self.persistent()?,
+                b'R' => self.reduce()?,
+                b'b' => self.build()?,
+                b'.' => return self.stop(),
+                opcode => return Err(PickleError::ForbiddenOpcode { opcode, offset: self.opcode_at }),
+            }
+        }
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], PickleError> {
+        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len());
+        let Some(end) = end else { return Err(PickleError::Truncated { offset: self.bytes.len() }) };
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn array<const SIZE: usize>(&mut self) -> Result<[u8; SIZE], PickleError> {
+        let mut out = [0; SIZE];
+        out.copy_from_slice(self.take(SIZE)?);
+        Ok(out)
+    }
+
+    /// Text up to the end of the line.
+    fn line(&mut self) -> Result<&'a str, PickleError> {
+        let rest = &self.bytes[self.at..];
+        let length = rest.iter().position(|byte| *byte == b'\n');
+        let Some(length) = length else { return Err(PickleError::Truncated { offset: self.bytes.len() }) };
+        let line = self.take(length)?;
+        self.at += 1;
+        self.utf8(line)
+    }
+
+    fn utf8(&self, bytes: &'a [u8]) -> Result<&'a str, PickleError> {
+        std::str::from_utf8(bytes).map_err(|_| PickleError::BadValue { offset: self.opcode_at })
+    }
+
+    fn text(&mut self, length: usize) -> Result<(), PickleError> {
+        let bytes = self.take(length)?;
+        let text = self.utf8(bytes)?;
+        self.push(Value::Str(text))
+    }
+
+    /// A little-endian number in two's complement, of as many bytes as it needs.
+    fn long(&mut self) -> Result<i64, PickleError> {
+        let [length] = self.array()?;
+        let bytes = self.take(length.into())?;
+        let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+        let mut raw = [if negative { 0xff } else { 0 }; 8];
+        let Some(place) = raw.get_mut(..bytes.len()) else {
+            return Err(PickleError::BadValue { offset: self.opcode_at });
+        };
+        place.copy_from_slice(bytes);
+        Ok(i64::from_le_bytes(raw))
+    }
+
+    fn push(&mut self, value: Value<'a>) -> Result<(), PickleError> {
+        if self.stack.len() + self.marks.len() >= MAX_STACK {
+            return Err(PickleError::TooMany { limit: MAX_STACK, offset: self.opcode_at });
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), PickleError> {
+        if self.stack.len() + self.marks.len() >= MAX_STACK {
+            return Err(PickleError::TooMany { limit: MAX_STACK, offset: self.opcode_at });
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// Counts values that are kept after they left the stack.
+    fn keep(&mut self, count: usize) -> Result<(), PickleError> {
+        self.num_values += count;
+        if self.num_values > self.max_values {
+            return Err(PickleError::TooMany { limit: self.max_values, offset: self.opcode_at });
+        }
+        Ok(())
+    }
+
+    fn bad_stack(&self) -> PickleError {
+        PickleError::BadStack { offset: self.opcode_at }
+    }
+
+    /// Values above the last mark.
+    fn height(&self) -> usize {
+        self.stack.len() - self.marks.last().copied().unwrap_or_default()
+    }
+
+    fn pop(&mut self) -> Result<Value<'a>, PickleError> {
+        if self.height() == 0 {
+            return Err(self.bad_stack());
+        }
+        self.stack.pop().ok_or(self.bad_stack())
+    }
+
+    fn top(&self) -> Result<Value<'a>, PickleError> {
+        if self.height() == 0 {
+            return Err(self.bad_stack());
+        }
+        self.stack.last().copied().ok_or(self.bad_stack())
+    }
+
+    /// Takes the last mark away; how many values were above it.
+    fn since_mark(&mut self) -> Result<usize, PickleError> {
+        let mark = self.marks.pop().ok_or(self.bad_stack())?;
+        Ok(self.stack.len() - mark)
+    }
+
+    fn tuple(&mut self, count: usize) -> Result<(), PickleError> {
+        if self.height() < count {
+            return Err(self.bad_stack());
+        }
+        self.keep(1 + count)?;
+        let first = self.items.len();
+        self.items.extend(self.stack.drain(self.stack.len() - count..));
+        self.push(Value::Tuple(first, count))
+    }
+
+    fn expect_list(&self) -> Result<(), PickleError> {
+        if matches!(self.top()?, Value::List) { Ok(()) } else { Err(self.bad_stack()) }
+    }
+
+    fn dict(&mut self) -> Result<(), PickleError> {
+        self.keep(1)?;
+        self.dicts.push(Vec::new());
+        self.push(Value::Dict(self.dicts.len() - 1))
+    }
+
+    /// Moves `count` values, keys and values in turn, into the dictionary below them.
+    fn set_items(&mut self, count: usize) -> Result<(), PickleError> {
+        if !count.is_multiple_of(2) || self.height() <= count {
+            return Err(self.bad_stack());
+        }
+        self.keep(count)?;
+        let dict = self.stack[self.stack.len() - count - 1];
+        let Value::Dict(index) = dict else { return Err(self.bad_stack()) };
+        let mut values = self.stack.drain(self.stack.len() - count..);
+        while let (Some(key), Some(value)) = (values.next(), values.next()) {
+            self.dicts[index].push((key, value));
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, index: u32) -> Result<(), PickleError> {
+        self.keep(1)?;
+        self.memo.insert(index, self.top()?);
+        Ok(())
+    }
+
+    fn get(&mut self, index: u32) -> Result<(), PickleError> {
+        let missing = PickleError::BadMemo { index, offset: self.opcode_at };
+        let value = *self.memo.get(&index).ok_or(missing)?;
+        self.push(value)
+    }
+
+    fn global(&mut self, module: &str, name: &str) -> Result<(), PickleError> {
+        match Global::find(module, name) {
+            Some(global) => self.push(Value::Global(global)),
+            None => {
+                let global = format!("{}.{}", shown(module), shown(name));
+                Err(PickleError::ForbiddenGlobal { global, offset: self.opcode_at })
+            }
+        }
+    }
+
+    fn items(&self, first: usize, count: usize) -> &[Value<'a>] {
+        &self.items[first..first + count]
+    }
+
+    fn bad_arguments(&self, call: &'static str) -> PickleError {
+        PickleError::BadArguments { call, offset: self.opcode_at }
+    }
+
+    /// The storage that a tuple on the stack names.
+    fn persistent(&mut self) -> Result<(), PickleError> {
+        let bad = self.bad_arguments("a storage");
+        let Value::Tuple(first, count) = self.pop()? else { return Err(bad) };
+        let storage = match *self.items(first, count) {
+            [
+                Value::Str("storage"),
+                Value::Global(Global::Storage(dtype)),
+                Value::Str(key),
+                Value::Str(_),
+                Value::Int(length),
+            ] => u64::try_from(length).ok().map(|num_elements| Storage { key, dtype, num_elements }),
+            _ => None,
+        };
+        self.keep(2)?;
+        self.storages.push(storage.ok_or(bad)?);
+        self.push(Value::Storage(self.storages.len() - 1))
+    }
+
+    fn reduce(&mut self) -> Result<(), PickleError> {
+        let (arguments, callee) = (self.pop()?, self.pop()?);
+        let (Value::Tuple(first, count), Value::Global(global)) = (arguments, callee) else {
+            return Err(PickleError::ForbiddenCall { offset: self.opcode_at });
+        };
+        match global {
+            Global::OrderedDict if count == 0 => self.dict(),
+            Global::OrderedDict => Err(self.bad_arguments("OrderedDict")),
+            Global::RebuildTensor => self.tensor(first, count, false),
+            Global::RebuildTensorWithDtype => self.tensor(first, count, true),
+            Global::RebuildParameter => match *self.items(first, count) {
+                [tensor @ Value::Tensor(_), Value::Bool, Value::Dict(_)] => self.push(tensor),
+                _ => Err(self.bad_arguments("_rebuild_parameter")),
+            },
+            Global::Storage(_) | Global::Dtype(_) => Err(PickleError::ForbiddenCall { offset: self.opcode_at }),
+        }
+    }
+
+    /// Storage, offset, sizes, strides, whether it is trained, hooks, its dtype in the newer form; metadata may follow.
+    fn tensor(&mut self, first: usize, count: usize, with_dtype: bool) -> Result<(), PickleError> {
+        let bad = self.bad_arguments("a tensor");
+        let (storage, offset, sizes, strides, rest) = match self.items(first, count) {
+            [Value::Storage(storage), Value::Int(offset), sizes, strides, Value::Bool, Value::Dict(_), rest @ ..] => {
+                (self.storages[*storage], *offset, *sizes, *strides, rest)
+            }
+            _ => return Err(bad),
+        };
+        let dtype = match (with_dtype, rest, storage.dtype) {
+            (true, [Value::Global(Global::Dtype(dtype)), ..], None) if rest.len() <= 2 => *dtype,
+            (false, [] | [_], Some(dtype)) => dtype,
+            _ => return Err(bad),
+        };
+        let (shape, strides) = (self.dims(sizes), self.dims(strides));
+        let (Some(shape), Some(strides), Ok(offset)) = (shape, strides, u64::try_from(offset)) else { return Err(bad) };
+        if shape.len() != strides.len() {
+            return Err(bad);
+        }
+        self.keep(shape.len() + 1)?;
+        self.tensors.push(Tensor { storage, dtype, offset, shape, strides });
+        self.push(Value::Tensor(self.tensors.len() - 1))
+    }
+
+    fn dims(&self, value: Value<'a>) -> Option<Vec<u64>> {
+        let Value::Tuple(first, count) = value else { return None };
+        let whole = |item: &Value<'_>| match item {
+            Value::Int(dim) => u64::try_from(*dim).ok(),
+            _ => None,
+        };
+        if count <= MAX_DIMS { self.items(first, count).iter().map(whole).collect() } else { None }
+    }
+
+    /// The state of a dictionary: versions of modules, which mean nothing for tensors.
+    fn build(&mut self) -> Result<(), PickleError> {
+        let state = self.pop()?;
+        let plain = match (self.top()?, state) {
+            (Value::Dict(_), Value::Dict(state)) => {
+                self.dicts[state].iter().all(|(key, _)| matches!(key, Value::Str("_metadata")))
+            }
+            _ => false,
+        };
+        if plain { Ok(()) } else { Err(PickleError::ForbiddenCall { offset: self.opcode_at }) }
+    }
+
+    fn stop(&mut self) -> Result<Value<'a>, PickleError> {
+        let top = self.pop()?;
+        if !self.stack.is_empty() || !self.marks.is_empty() {
+            return Err(self.bad_stack());
+        }
+        if self.at < self.bytes.len() {
+            return Err(PickleError::TrailingBytes { offset: self.at });
+        }
+        Ok(top)
+    }
+}
