@@ -8,7 +8,8 @@ use conformance::engines::{
 };
 use conformance::golden::model_dir;
 use lora_kernels::LoraKernels;
-use lora_math::AdapterSelection;
+use lora_math::{AdapterSelection, Module, ModuleSet, SlotDtype};
+use lora_pool::{LoraPool, PoolOptions};
 use model_engine::score::{ScoreRequest, score};
 use model_engine::{Engine, EngineOptions, LogitsFor, StepInput};
 
@@ -124,6 +125,29 @@ fn a_slot_used_again_gives_the_bits_of_a_fresh_one() {
             let (found, expected) = (run(&mut engine, name), run(&mut fresh, name));
             assert!(found == expected, "{name} on {back_end}");
         }
+    }
+}
+
+#[test]
+fn a_pool_that_covers_some_modules_gives_the_same_bits() {
+    let model = || load_model(&model_dir("llama"));
+    let shape = model().shape().clone();
+    let [_, (_, kernels)] = back_ends();
+    let tokens: Vec<u32> = (0..20).collect();
+    let covered = [("qv", [Module::QProj, Module::VProj]), ("layers_to_transform", [Module::QProj, Module::UpProj])];
+    for (case, modules) in covered {
+        let run = |modules: ModuleSet| {
+            let options = PoolOptions { modules, dtype: SlotDtype::F32, ..PoolOptions::default() };
+            let pool = LoraPool::open(&shape, options).expect("a pool");
+            pool.load(case, &load_adapter("llama", case, &shape).expect("served")).expect("covered");
+            let rejected = pool.load("all", &load_adapter("llama", "all_linear", &shape).expect("served"));
+            let mut engine = Engine::new(model(), Some(pool), &small_options(1, kernels.clone())).expect("an engine");
+            let sequence = engine.add_sequence(&named(case)).expect("a sequence");
+            (bits(&run_in_chunks(&mut engine, sequence, &tokens, 20)), rejected.is_err())
+        };
+        let (expected, rejected) = run(ModuleSet::DENSE);
+        assert!(!rejected);
+        assert_eq!(run(modules.into_iter().collect()), (expected, true), "{case}");
     }
 }
 

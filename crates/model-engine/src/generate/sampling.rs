@@ -3,19 +3,22 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::model::ops::exp;
+
 /// Draws tokens for one request.
 #[derive(Debug, Clone)]
 pub(super) struct Sampler {
     temperature: f32,
     rng: StdRng,
-    /// Cumulative weights; kept between tokens so that a draw allocates nothing.
+    /// Weights and their running sums; kept between tokens so that a draw allocates nothing.
+    weights: Vec<f32>,
     cumulative: Vec<f64>,
 }
 
 impl Sampler {
     /// A sampler; equal seeds give equal draws.
     pub(super) fn new(temperature: f32, seed: u64) -> Self {
-        Sampler { temperature, rng: StdRng::seed_from_u64(seed), cumulative: Vec::new() }
+        Sampler { temperature, rng: StdRng::seed_from_u64(seed), weights: Vec::new(), cumulative: Vec::new() }
     }
 
     /// The next token; at temperature 0 the one with the largest logit, and of equals the first.
@@ -24,11 +27,13 @@ impl Sampler {
         if self.temperature <= 0.0 {
             return best as u32;
         }
-        let (top, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
+        let (top, temperature) = (logits[best], self.temperature);
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|logit| exp((logit - top) / temperature)));
         let mut sum = 0.0;
         self.cumulative.clear();
-        self.cumulative.extend(logits.iter().map(|logit| {
-            sum += ((f64::from(*logit) - top) / temperature).exp();
+        self.cumulative.extend(self.weights.iter().map(|weight| {
+            sum += f64::from(*weight);
             sum
         }));
         let drawn = self.rng.random::<f64>() * sum;
@@ -55,6 +60,12 @@ mod tests {
     fn greedy_takes_the_first_of_the_largest() {
         let mut sampler = Sampler::new(0.0, 1);
         assert_eq!(sampler.sample(&[0.5, 2.0, -1.0, 2.0]), 1);
+    }
+
+    #[test]
+    fn a_tiny_temperature_is_as_good_as_none() {
+        let mut sampler = Sampler::new(1e-42, 3);
+        assert!((0..100).all(|_| sampler.sample(&[0.5, 2.0, -1.0, 1.999]) == 1));
     }
 
     #[test]
