@@ -1,8 +1,11 @@
-//! Where A and B of every site stand in a slot image: the one walk.
+//! Where A and B of every projection of a layer stand in a slot image: the one walk.
 //!
-//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; expert modules once for each
-//! expert, experts ascending; at a site first A, then B; each at the next multiple of [`ALIGNMENT`]. Embedding and head
-//! come last. [`SlotLayout::new`] is the only place that walks; a packed layout re-places the same sites at other ranks.
+//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; at a site first A, then B; each
+//! at the next multiple of [`ALIGNMENT`]. [`SlotLayout::new`] is the only place that walks; a packed layout re-places the
+//! same sites at other ranks.
+//!
+//! Only [`Part::Layer`] is laid out here. Experts, embedding and head have no place in a slot at fixed stride, where every
+//! adapter would pay for them at the largest rank; a set of modules that names one of them is refused.
 
 use thiserror::Error;
 
@@ -50,7 +53,7 @@ impl SlotDtype {
 /// What a layout is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutOptions {
-    /// The modules that a slot covers.
+    /// The modules that a slot covers, all of [`Part::Layer`].
     pub modules: ModuleSet,
     /// The largest rank that a site may have.
     pub max_rank: usize,
@@ -65,6 +68,12 @@ pub enum LayoutError {
     /// `max_rank` is 0.
     #[error("max_rank is 0; a slot needs at least rank 1")]
     ZeroRank,
+    /// A module of another part than [`Part::Layer`].
+    #[error("{module} has no place in a slot: slots cover the projections of layers, not experts, embedding or head")]
+    PartNotPlaced {
+        /// The first such module, in layout order.
+        module: Module,
+    },
     /// The model carries none of the modules asked for.
     #[error("the model carries none of the modules {modules:?}")]
     NoSites {
@@ -157,7 +166,7 @@ impl std::fmt::Debug for LayoutFingerprint {
 pub struct SlotLayout {
     options: LayoutOptions,
     spans: Vec<SiteSpan>,
-    /// First span of each layer; one more than layers, then the vocabulary sites.
+    /// First span of each layer; one more than layers, the last is the end.
     layer_starts: Vec<usize>,
     slot_bytes: usize,
     fingerprint: LayoutFingerprint,
@@ -165,37 +174,27 @@ pub struct SlotLayout {
 
 impl SlotLayout {
     /// Walks `shape` and places every site that `options.modules` covers.
+    ///
+    /// # Errors
+    /// [`LayoutError::PartNotPlaced`], [`LayoutError::ZeroRank`], [`LayoutError::NoSites`], [`LayoutError::Overflow`].
     pub fn new(shape: &ModelShape, options: LayoutOptions) -> Result<Self, LayoutError> {
         if options.max_rank == 0 {
             return Err(LayoutError::ZeroRank);
+        }
+        if let Some(module) = options.modules.iter().find(|module| module.part() != Part::Layer) {
+            return Err(LayoutError::PartNotPlaced { module });
         }
         let mut placer = Placer::new(options.dtype);
         let mut layer_starts = Vec::with_capacity(shape.num_layers() + 1);
         for (layer, layer_shape) in shape.layers().iter().enumerate() {
             layer_starts.push(placer.spans.len());
             for &(module, features) in layer_shape.modules() {
-                if !options.modules.contains(module) {
-                    continue;
-                }
-                match module.part() {
-                    Part::Expert => {
-                        for expert in 0..layer_shape.num_experts() {
-                            placer.place(Site::Expert { layer, expert, module }, features, options.max_rank)?;
-                        }
-                    }
-                    Part::Layer | Part::Vocabulary => {
-                        placer.place(Site::Layer { layer, module }, features, options.max_rank)?;
-                    }
+                if options.modules.contains(module) {
+                    placer.place(Site::Layer { layer, module }, features, options.max_rank)?;
                 }
             }
         }
         layer_starts.push(placer.spans.len());
-        for module in [Module::EmbedTokens, Module::LmHead] {
-            let site = Site::Vocabulary { module };
-            if let (true, Some(features)) = (options.modules.contains(module), shape.features(site)) {
-                placer.place(site, features, options.max_rank)?;
-            }
-        }
         if placer.spans.is_empty() {
             return Err(LayoutError::NoSites { modules: options.modules });
         }
@@ -230,10 +229,8 @@ impl SlotLayout {
 
     /// Index of `site` in the slot table, or none where the layout lacks it.
     pub fn site_index(&self, site: Site) -> Option<usize> {
-        let range = match site.layer_index() {
-            Some(layer) => *self.layer_starts.get(layer)?..*self.layer_starts.get(layer + 1)?,
-            None => *self.layer_starts.last()?..self.spans.len(),
-        };
+        let layer = site.layer_index()?;
+        let range = *self.layer_starts.get(layer)?..*self.layer_starts.get(layer + 1)?;
         let start = range.start;
         self.spans[range].iter().position(|span| span.site == site).map(|index| start + index)
     }

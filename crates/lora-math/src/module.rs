@@ -57,15 +57,15 @@ pub enum Module {
     LmHead,
 }
 
-/// Which part of a slot image a module belongs to. Parts are packed and placed apart, so that an adapter pays for no
-/// part that it lacks.
+/// Which part of an adapter a module belongs to. Parts are laid out apart, so that an adapter pays for no part that it
+/// lacks. [`SlotLayout`](crate::SlotLayout) lays out [`Part::Layer`] and refuses the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// Per-layer projections, fixed stride or packed.
+    /// Projections that a layer has once.
     Layer,
-    /// Per-expert projections, always packed.
+    /// Projections that a layer has once for each routed expert.
     Expert,
-    /// Embedding and head, always packed.
+    /// Embedding and head.
     Vocabulary,
 }
 
@@ -128,7 +128,7 @@ impl Module {
         }
     }
 
-    /// The part of a slot image that this module belongs to.
+    /// The part of an adapter that this module belongs to.
     pub fn part(self) -> Part {
         match self {
             Module::ExpertGateProj | Module::ExpertUpProj | Module::ExpertDownProj => Part::Expert,

@@ -9,7 +9,8 @@ pub struct PoolOptions {
     pub num_slots: usize,
     /// The largest rank that a site may have.
     pub max_rank: usize,
-    /// The modules that a slot covers, as far as the model carries them.
+    /// The modules that a slot covers, as far as the model carries them: projections of layers, no experts, embedding or
+    /// head.
     pub modules: ModuleSet,
     /// Element type of every A and B in the pool.
     pub dtype: SlotDtype,

@@ -9,7 +9,10 @@ use common::*;
 use lora_adapter::{Adapter, LoraPair, Matrix, prepare};
 use lora_math::scaling::ScalingRule;
 use lora_math::shape::MlpSize;
-use lora_math::{AdapterSelection, LayerShape, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype, SlotId};
+use lora_math::{
+    AdapterSelection, Features, LayerShape, LayoutError, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype,
+    SlotId,
+};
 use lora_pool::{HostMemory, LoraPool, PoolError, PoolOptions, Staged};
 
 fn host_pool(num_slots: usize) -> Arc<LoraPool<HostMemory>> {
@@ -315,6 +318,37 @@ fn an_adapter_that_does_not_fit_changes_nothing() {
 
     assert_eq!(pool.snapshot(), before);
     pool.load("b", &small_adapter(2)).unwrap();
+}
+
+/// Slots cover the projections of layers: an adapter with anything else would be applied in part.
+#[test]
+fn experts_embedding_and_head_are_refused_by_name() {
+    let mlp = MlpSize { hidden_size: 8, intermediate_size: 20 };
+    let shape = ModelShape::uniform(8, 32, 1, LayerShape::new().with_mlp(mlp).with_experts(2, mlp)).unwrap();
+    for module in [Module::ExpertUpProj, Module::EmbedTokens, Module::LmHead] {
+        let refused = LoraPool::open(&shape, PoolOptions { modules: ModuleSet::DENSE.with(module), ..options(1) });
+        assert_eq!(refused.unwrap_err(), PoolError::Layout(LayoutError::PartNotPlaced { module }));
+    }
+    let pool = LoraPool::open(&shape, options(1)).unwrap();
+    for (site, name) in [
+        (Site::Expert { layer: 0, expert: 1, module: Module::ExpertUpProj }, "layer 0 expert 1 experts.up_proj"),
+        (Site::Vocabulary { module: Module::EmbedTokens }, "embed_tokens"),
+        (Site::Vocabulary { module: Module::LmHead }, "lm_head"),
+    ] {
+        let pair = |site| {
+            let Features { in_features, out_features } = shape.features(site).unwrap();
+            let a = Matrix::from_f32(1, in_features, &vec![0.5; in_features]).unwrap();
+            let b = Matrix::from_f32(out_features, 1, &vec![0.5; out_features]).unwrap();
+            (site, LoraPair::new(a, b, 1.0, ScalingRule::Standard).unwrap())
+        };
+        let adapter = Adapter::from_pairs([Site::layer(0, Module::UpProj), site].map(pair)).unwrap();
+        assert_refused(
+            pool.load("a", &prepare(adapter, &shape).unwrap()),
+            false,
+            &format!("the adapter has 1 sites that this pool's slots do not cover, the first is {name}"),
+        );
+        assert_eq!(pool.snapshot().num_free, 1);
+    }
 }
 
 #[test]
