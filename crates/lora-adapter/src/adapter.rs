@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lora_math::module::Part;
-use lora_math::{ContentDigest, Site};
+use lora_math::{ContentDigest, Module, Site};
 
 use crate::error::{LoadError, Reasons};
-use crate::reason::Reason;
-
+use crate::experts::GateUpOrder;
 use crate::load;
 use crate::notes::{Note, Origin};
 use crate::pair::LoraPair;
+use crate::reason::Reason;
 use crate::source::AdapterSource;
+use crate::unpack;
 
 /// A checked adapter. Cloning shares the bytes of its matrices.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +24,7 @@ pub struct Adapter {
     content: ContentDigest,
     notes: Vec<Note>,
     origin: Origin,
+    gate_up: Option<GateUpOrder>,
 }
 
 impl Adapter {
@@ -67,7 +69,43 @@ impl Adapter {
 
     pub(crate) fn new(pairs: BTreeMap<Site, LoraPair>, notes: Vec<Note>, origin: Origin) -> Self {
         let content = digest(&pairs);
-        Adapter { pairs, content, notes, origin }
+        Adapter { pairs, content, notes, origin, gate_up: None }
+    }
+
+    /// Says in which order gate and up of experts were taken out of one matrix, where any were.
+    pub(crate) fn fused_as(self, order: Option<GateUpOrder>) -> Self {
+        Adapter { gate_up: order, ..self }
+    }
+
+    /// The adapter for a base model that has gate and up of its experts in this order. Files with both in one matrix seldom
+    /// say the order; the base model always does. Nothing changes where they were read in this order, or do not come from
+    /// one matrix.
+    pub fn with_gate_up_order(self, order: GateUpOrder) -> Self {
+        let Some(from) = self.gate_up.filter(|from| *from != order) else { return self };
+        let mut pairs = self.pairs;
+        let gates: Vec<(usize, usize)> = pairs
+            .keys()
+            .filter_map(|site| match *site {
+                Site::Expert { layer, expert, module: Module::ExpertGateProj } => Some((layer, expert)),
+                _ => None,
+            })
+            .collect();
+        for (layer, expert) in gates {
+            let [gate_site, up_site] =
+                [Module::ExpertGateProj, Module::ExpertUpProj].map(|module| Site::Expert { layer, expert, module });
+            let (Some(gate), Some(up)) = (pairs.get(&gate_site), pairs.get(&up_site)) else { continue };
+            // Out of one matrix they share A; pairs of their own have an order already.
+            if !gate.a().shares_bytes(up.a()) {
+                continue;
+            }
+            if let Ok([gate_b, up_b]) = unpack::reordered(gate.b(), up.b(), from) {
+                let (gate, up) = (gate.clone().with_b(gate_b), up.clone().with_b(up_b));
+                pairs.insert(gate_site, gate);
+                pairs.insert(up_site, up);
+            }
+        }
+        let notes = self.notes.into_iter().filter(|note| *note != Note::GateUpOrderAssumed).collect();
+        Adapter::new(pairs, notes, self.origin).fused_as(Some(order))
     }
 
     /// Digest of everything that decides what the adapter does: equal for equal contents, whatever the order of keys in

@@ -10,6 +10,7 @@ use crate::error::{Reasons, shown};
 use crate::feature::Feature;
 use crate::fields;
 use crate::json;
+use crate::marks::Marks;
 use crate::notes::{Note, Origin};
 use crate::pair::MAX_RANK;
 use crate::reason::Reason;
@@ -30,6 +31,8 @@ pub(crate) struct Config {
     alphas: Table<f64>,
     /// The entries of `target_modules` where it is a list.
     targets: Option<BTreeSet<String>>,
+    /// What it says about experts.
+    pub(crate) marks: Marks,
     pub(crate) origin: Origin,
 }
 
@@ -105,6 +108,7 @@ impl Config {
             ranks: ranks?,
             alphas: alphas.unwrap_or_default(),
             targets: targets(&object),
+            marks: Marks::parse(&object, fields.reasons),
             origin: origin(&object),
         })
     }
@@ -142,7 +146,8 @@ impl Config {
         notes.extend(self.ranks.unused("rank_pattern", ranks));
         notes.extend(self.alphas.unused("alpha_pattern", alphas));
         if let Some(targets) = &self.targets {
-            let mut missed = paths.iter().filter(|path| !suffixes(path).any(|suffix| targets.contains(suffix)));
+            let named = |suffix: &str| targets.contains(suffix) || self.marks.parameters.contains(suffix);
+            let mut missed = paths.iter().filter(|path| !suffixes(path).any(named));
             if let Some(first) = missed.next() {
                 notes.push(Note::NotTargeted { num_pairs: 1 + missed.count(), module: shown(first) });
             }
@@ -260,7 +265,7 @@ fn alpha_value(value: &Value) -> Option<f64> {
     value.as_f64().filter(|alpha| alpha.is_finite())
 }
 
-fn bad_field(field: &str, expected: &str, value: &Value) -> Reason {
+pub(crate) fn bad_field(field: &str, expected: &str, value: &Value) -> Reason {
     Reason::BadField { field: field.to_owned(), expected: expected.to_owned(), found: found(value) }
 }
 

@@ -19,22 +19,12 @@ pub enum Feature {
     ReplacedModule,
     /// Replaced rows of the embedding or the head (`trainable_token_indices`).
     TrainableTokens,
-    /// LoRA on bare parameters (`target_parameters`).
-    TargetParameters,
     /// LoRA on the token embedding.
     EmbeddingLora,
     /// LoRA on the output head.
     HeadLora,
     /// A copy of the base model's embedding or head.
     BaseWeightCopy,
-    /// LoRA on routed experts.
-    ExpertLora,
-    /// LoRA on the router of a mixture of experts.
-    RouterLora,
-    /// LoRA on a shared expert or its gate.
-    SharedExpertLora,
-    /// LoRA on linear-attention projections.
-    LinearAttentionLora,
     /// LoRA on one projection that holds q, k and v, or gate and up.
     FusedProjection,
     /// An adapter that acts from its invocation tokens on (`alora_invocation_tokens`).
@@ -69,14 +59,9 @@ impl Feature {
             Feature::TrainedBias => "trained biases of the base model",
             Feature::ReplacedModule => "whole modules saved with the adapter (modules_to_save)",
             Feature::TrainableTokens => "trained rows of the embedding or head (trainable tokens)",
-            Feature::TargetParameters => "LoRA on bare parameters (target_parameters)",
             Feature::EmbeddingLora => "LoRA on the token embedding",
             Feature::HeadLora => "LoRA on the output head",
             Feature::BaseWeightCopy => "a copy of the base model's embedding or head",
-            Feature::ExpertLora => "LoRA on routed experts",
-            Feature::RouterLora => "LoRA on the router of a mixture of experts",
-            Feature::SharedExpertLora => "LoRA on a shared expert",
-            Feature::LinearAttentionLora => "LoRA on linear-attention projections",
             Feature::FusedProjection => "LoRA on a fused projection (qkv or gate_up)",
             Feature::InvocationTokens => "activated LoRA (invocation tokens)",
             Feature::LayerReplication => "replicated base layers",

@@ -34,7 +34,7 @@ pub const FIELDS: &[Field] = &[
     refused("alora_invocation_tokens", Feature::InvocationTokens, Value::is_null),
     handled("alpha_pattern"),
     refused("arrow_config", Feature::Arrow, Value::is_null),
-    harmless("auto_mapping"),
+    handled("auto_mapping"),
     // A name only: adapters are moved between copies of one base, and `prepare` compares shapes.
     handled("base_model_name_or_path"),
     refused("bias", Feature::TrainedBias, no_bias),
@@ -55,8 +55,8 @@ pub const FIELDS: &[Field] = &[
     harmless("layers_pattern"),
     harmless("layers_to_transform"),
     harmless("loftq_config"),
-    // The order of expert tensors, which are refused as tensors.
-    harmless("lora_B_layout"),
+    // The order of columns in stacked experts, as Unsloth marks it.
+    handled("lora_B_layout"),
     handled("lora_alpha"),
     refused("lora_bias", Feature::LoraBias, off),
     harmless("lora_dropout"),
@@ -75,10 +75,10 @@ pub const FIELDS: &[Field] = &[
     harmless("revision"),
     harmless("runtime_config"),
     handled("target_modules"),
-    refused("target_parameters", Feature::TargetParameters, empty),
+    handled("target_parameters"),
     harmless("task_type"),
     refused("trainable_token_indices", Feature::TrainableTokens, empty),
-    harmless("unsloth_fused_expert_lora"),
+    handled("unsloth_fused_expert_lora"),
     refused("use_bdlora", Feature::BlockDiagonal, off),
     refused("use_dora", Feature::Dora, off),
     refused("use_qalora", Feature::QaLora, off),

@@ -8,11 +8,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use lora_math::Site;
 use serde::Serialize;
 
 use crate::feature::Feature;
-use crate::modules::{self, Place};
+use crate::modules::{self, Place, Target};
 
 /// Longer than any name of a tensor: what is longer is not taken apart.
 const MAX_NAME_BYTES: usize = 4096;
@@ -105,8 +104,8 @@ pub(crate) struct Key<'a> {
 /// The kinds of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A or B of a site.
-    Half { site: Site, half: Half },
+    /// A or B of a pair.
+    Half { target: Target, half: Half },
     /// Used in training only.
     TrainingOnly { method: &'static str },
     /// Known, and not supported.
@@ -158,7 +157,7 @@ pub(crate) fn parse(name: &str) -> Key<'_> {
     };
     key.path = rest.join(".");
     key.kind = match (suffix, modules::place(&in_language_model(rest, &mut key.dialects))) {
-        (Suffix::Half(half), Ok(Place::Site(site))) => Kind::Half { site, half },
+        (Suffix::Half(half), Ok(Place::Target(target))) => Kind::Half { target, half },
         (Suffix::Half(_), Ok(Place::Unsupported(feature))) => Kind::Unsupported(feature),
         (Suffix::Half(_) | Suffix::TrainingOnly(_), Err(part)) => Kind::Unknown(part),
         (Suffix::TrainingOnly(method), Ok(_)) => Kind::TrainingOnly { method },

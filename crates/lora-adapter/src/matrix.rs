@@ -190,6 +190,19 @@ impl Matrix {
         Ok(Matrix { tensor, rows, cols, dtype, buffer, range, digest })
     }
 
+    /// Some of its rows, as a matrix that shares its bytes.
+    pub(crate) fn row_range(&self, rows: Range<usize>) -> Result<Self, MatrixError> {
+        let row_bytes = self.cols * self.dtype.bytes();
+        let range = self.range.start + rows.start * row_bytes..self.range.start + rows.end * row_bytes;
+        let buffer = Arc::clone(&self.buffer);
+        Self::from_bytes(self.tensor.clone(), [rows.len(), self.cols], self.dtype, buffer, range)
+    }
+
+    /// Whether both stand at one place in memory.
+    pub(crate) fn shares_bytes(&self, other: &Matrix) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer) && self.range == other.range
+    }
+
     /// The same matrix under another name in messages.
     pub(crate) fn renamed(self, tensor: Arc<str>) -> Self {
         Matrix { tensor, ..self }

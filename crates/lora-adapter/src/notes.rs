@@ -58,6 +58,20 @@ pub enum Note {
         /// How many pairs.
         num_pairs: usize,
     },
+    /// Nothing says how gate and up share the rows of stacked experts; read as gate before up. gpt-oss interleaves them:
+    /// [`Adapter::with_gate_up_order`](crate::Adapter::with_gate_up_order) reads them so.
+    GateUpOrderAssumed,
+    /// Neither shapes nor versions say which side of the stacked experts is the input.
+    OrientationAssumed {
+        /// Whether A was read as the side of the output, as PEFT before 0.19 trains most models.
+        swapped: bool,
+    },
+    /// Columns of stacked experts were read as grouped by expert, since a version of Unsloth wrote the file that groups
+    /// them and leaves no mark.
+    GroupedColumnsAssumed {
+        /// How many pairs.
+        num_pairs: usize,
+    },
     /// The directory holds no adapter itself; the one in a folder of its own name below it was read.
     NamedFolder {
         /// The folder.
@@ -86,6 +100,16 @@ impl fmt::Display for Note {
             }
             Note::ZeroAlpha { num_pairs } => write!(f, "alpha is 0 for {num_pairs} pairs: they change nothing"),
             Note::NegativeAlpha { num_pairs } => write!(f, "alpha is negative for {num_pairs} pairs"),
+            Note::GateUpOrderAssumed => {
+                f.write_str("nothing says how gate and up share the rows of stacked experts; read as gate before up")
+            }
+            Note::OrientationAssumed { swapped } => {
+                let side = if *swapped { "output" } else { "input" };
+                write!(f, "neither shapes nor versions say which side of stacked experts A is on; read as the {side}")
+            }
+            Note::GroupedColumnsAssumed { num_pairs } => {
+                write!(f, "columns of {num_pairs} stacked pairs are read as grouped by expert, as unmarked Unsloth files")
+            }
             Note::NamedFolder { folder } => write!(f, "read from the folder {folder}, the only adapter there"),
             Note::PickleIgnored => f.write_str("adapter_model.bin is not read: the safetensors file is"),
         }

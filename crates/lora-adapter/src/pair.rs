@@ -82,6 +82,11 @@ impl LoraPair {
         self.a.bytes().len() + self.b.bytes().len()
     }
 
+    /// The pair with another B of the same shape.
+    pub(crate) fn with_b(self, b: Matrix) -> Self {
+        LoraPair { b, ..self }
+    }
+
     /// Gives matrices made in memory the name of their site in messages.
     pub(crate) fn named_by(self, site: Site) -> Self {
         let a = self.a.renamed(format!("{site} A").into());

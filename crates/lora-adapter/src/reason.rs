@@ -303,10 +303,10 @@ pub enum Reason {
         missing: String,
     },
     /// Two tensors name one place.
-    #[error("tensors {first} and {second} name one place, {site}")]
+    #[error("tensors {first} and {second} name one place, {place}")]
     AmbiguousTensor {
-        /// The place.
-        site: Site,
+        /// The place: a site, or the experts of a layer.
+        place: String,
         /// One of them.
         first: String,
         /// The other.
@@ -356,6 +356,73 @@ pub enum Reason {
         /// `r`, or the pattern that matches.
         source_field: String,
     },
+    /// A parameter that holds all experts, and nothing that says which one.
+    #[error(
+        "tensor {tensor}: holds all experts of a layer; target_parameters names {target_parameters}, which does not say whether it is gate_up_proj or down_proj"
+    )]
+    UnknownParameter {
+        /// A of the pair.
+        tensor: String,
+        /// Entries of the config's `target_parameters`.
+        target_parameters: String,
+    },
+    /// Stacked experts whose shapes fit no way of laying them out.
+    #[error(
+        "stacked experts (parameter, columns of A, rows of B) {shapes:?}: no hidden size {}and expert size fit them all",
+        known(hidden_size)
+    )]
+    ExpertShapes {
+        /// The first few: parameter, columns of A, rows of B.
+        shapes: Vec<(&'static str, usize, usize)>,
+        /// By the other modules of the file.
+        hidden_size: Option<usize>,
+    },
+    /// Two stacked parameters of different numbers of experts.
+    #[error("tensor {tensor}: {rows} rows of rank {rank} are {found} experts, expected {expected} as in {other}")]
+    ExpertCount {
+        /// A of the pair.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+        /// The rank by the config.
+        rank: usize,
+        /// Experts by both.
+        found: usize,
+        /// Experts of the other parameter.
+        expected: usize,
+        /// A of the other parameter.
+        other: String,
+    },
+    /// Rows of stacked experts that the rank of the config does not divide.
+    #[error(
+        "tensor {tensor}: {rows} rows for all experts, expected a multiple of {rank} by the config's {source_field}"
+    )]
+    ExpertRows {
+        /// A of the pair.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+        /// The rank by the config.
+        rank: usize,
+        /// `r`, or the pattern that matches.
+        source_field: String,
+    },
+    /// Gate and up in one matrix with an odd number of rows.
+    #[error("tensor {tensor}: {rows} rows for gate and up, expected an even number")]
+    OddGateUp {
+        /// B of the pair.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+    },
+    /// More pairs of experts than any model has.
+    #[error("the stacked experts of the file make {found} pairs, at most {max} are read")]
+    TooManyExperts {
+        /// Pairs that the file would make.
+        found: usize,
+        /// The limit.
+        max: usize,
+    },
     /// Alpha and rank that give no scaling.
     #[error("tensor {tensor}: {error}")]
     Scaling {
@@ -381,4 +448,8 @@ pub enum Reason {
         /// The site.
         site: Site,
     },
+}
+
+fn known(hidden_size: &Option<usize>) -> String {
+    hidden_size.map(|size| format!("({size} by the other modules) ")).unwrap_or_default()
 }

@@ -203,7 +203,6 @@ fn fields_that_change_the_arithmetic_are_refused_by_name() {
         ("modules_to_save", json!(["lm_head"]), Feature::ReplacedModule),
         ("trainable_token_indices", json!([3]), Feature::TrainableTokens),
         ("trainable_token_indices", json!({"embed_tokens": [3]}), Feature::TrainableTokens),
-        ("target_parameters", json!(["experts.down_proj"]), Feature::TargetParameters),
         ("alora_invocation_tokens", json!([5, 6]), Feature::InvocationTokens),
         ("alora_invocation_tokens", json!([]), Feature::InvocationTokens),
         ("invocation_string", json!("<go>"), Feature::InvocationTokens),

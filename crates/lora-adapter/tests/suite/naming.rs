@@ -72,10 +72,10 @@ fn two_spellings_of_one_tensor_are_refused() {
         tensors.push(second.clone());
         let found = reasons(load(&config(), &tensors));
         let site = Site::layer(0, Module::QProj);
-        let [Reason::AmbiguousTensor { site: found_site, first, second: other }] = &found[..] else {
+        let [Reason::AmbiguousTensor { place, first, second: other }] = &found[..] else {
             panic!("{}: {found:?}", second.name)
         };
-        assert_eq!(*found_site, site);
+        assert_eq!(*place, site.to_string());
         let mut names = [first.as_str(), other.as_str()];
         let mut expected = [tensors[0].name.as_str(), second.name.as_str()];
         names.sort_unstable();
