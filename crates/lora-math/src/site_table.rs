@@ -1,7 +1,8 @@
 //! The slot table as the host keeps it: one [`SiteEntry`] for each slot and site.
 //!
-//! A pool fills a row here first, then copies [`SiteTable::row_bytes`] to [`SiteTable::row_offset`] of the table in
-//! device memory. The scale table is this table's `scaling` column: nothing else holds scalings, so none is computed
+//! A pool sets a row here first, then writes [`SiteTable::row_bytes`] at [`SiteTable::row_offset`] of the table in
+//! device memory. It may leave the row of an emptied slot there as it was, where its protocol keeps steps from reading it.
+//! The scale table is this table's `scaling` column: nothing else holds scalings, so none is computed
 //! twice. Where A and B stand is the pool's knowledge; this table only carries the addresses.
 
 use thiserror::Error;
@@ -62,13 +63,17 @@ pub struct SiteTable {
 impl SiteTable {
     /// A table whose slots are all empty. `num_sites` is [`SlotLayout::num_sites`](crate::SlotLayout::num_sites).
     pub fn new(num_slots: usize, num_sites: usize) -> Result<Self, SiteTableError> {
+        Self::bytes_for(num_slots, num_sites)?;
+        Ok(SiteTable { num_slots, num_sites, entries: vec![SiteEntry::EMPTY; num_slots * num_sites] })
+    }
+
+    /// Bytes in device memory of a table of this size, or why there cannot be one.
+    pub fn bytes_for(num_slots: usize, num_sites: usize) -> Result<usize, SiteTableError> {
         let numbered = i32::try_from(num_slots).is_ok();
-        let fits = |entries: &usize| entries.checked_mul(SiteEntry::BYTES).is_some_and(|b| isize::try_from(b).is_ok());
-        let num_entries = num_slots
-            .checked_mul(num_sites)
-            .filter(|entries| numbered && fits(entries))
-            .ok_or(SiteTableError::TooLarge { num_slots, num_sites })?;
-        Ok(SiteTable { num_slots, num_sites, entries: vec![SiteEntry::EMPTY; num_entries] })
+        let num_bytes = num_slots.checked_mul(num_sites).and_then(|entries| entries.checked_mul(SiteEntry::BYTES));
+        num_bytes
+            .filter(|&num_bytes| numbered && isize::try_from(num_bytes).is_ok())
+            .ok_or(SiteTableError::TooLarge { num_slots, num_sites })
     }
 
     /// Slots of the table.
@@ -158,7 +163,7 @@ mod tests {
     #[test]
     fn an_empty_table_scales_by_zero() -> Result<(), SiteTableError> {
         let table = SiteTable::new(3, 2)?;
-        assert_eq!(table.table_bytes(), 3 * 2 * 24);
+        assert_eq!((table.table_bytes(), SiteTable::bytes_for(3, 2)), (3 * 2 * 24, Ok(3 * 2 * 24)));
         assert_eq!(table.row(SlotId::new(2))?, [SiteEntry::EMPTY; 2]);
         assert_eq!(table.scaling(SlotId::new(2), 1), 0.0);
         assert_eq!(table.scaling(SlotId::new(3), 0), 0.0);

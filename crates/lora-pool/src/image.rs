@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use lora_adapter::{LoraPair, PreparedAdapter};
-use lora_math::{Features, PackedLayout, SiteEntry, SlotLayout};
+use lora_math::{Features, PackedLayout, SiteEntry, SlotDtype, SlotLayout};
 
 use crate::error::PoolError;
 use crate::memory::{CopyRun, DeviceMemory};
@@ -31,8 +31,20 @@ pub(crate) struct PackedImage<B> {
     scalings: Vec<f32>,
 }
 
+/// Where A and B of an adapter stand in its image, at their real ranks: what a pool with slots of `layout` packs.
+///
+/// # Errors
+/// The adapter does not fit such a slot: [`PoolError::UncoveredSites`], [`PoolError::TooLarge`],
+/// [`PoolError::FeatureMismatch`].
+pub fn packed_layout(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<PackedLayout, PoolError> {
+    check(prepared, layout)?;
+    let rank = |site| prepared.pair(site).map_or(0, LoraPair::rank);
+    let ranks: Vec<usize> = layout.spans().iter().map(|span| rank(span.site)).collect();
+    Ok(layout.packed(&ranks)?)
+}
+
 /// Checks that every site of the adapter has its place in a slot of `layout`.
-pub(crate) fn check(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<(), PoolError> {
+fn check(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<(), PoolError> {
     let covered = |site| layout.site_index(site).map(|index| &layout.spans()[index]);
     let uncovered: Vec<_> = prepared.pairs().map(|(site, _)| site).filter(|&site| covered(site).is_none()).collect();
     if !uncovered.is_empty() {
@@ -53,25 +65,28 @@ pub(crate) fn check(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<(
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> PackedImage<B> {
-    /// Packs an adapter that [`check`] has passed.
-    pub(crate) fn pack<M>(prepared: &PreparedAdapter, layout: &SlotLayout, memory: &M) -> Result<Self, PoolError>
+    /// Packs an adapter as its [`packed_layout`] says, in elements of `dtype`.
+    pub(crate) fn pack<M>(
+        prepared: &PreparedAdapter,
+        packed: PackedLayout,
+        dtype: SlotDtype,
+        memory: &M,
+    ) -> Result<Self, PoolError>
     where
         M: DeviceMemory<HostBuffer = B>,
     {
-        let pairs: Vec<Option<&LoraPair>> = layout.spans().iter().map(|span| prepared.pair(span.site)).collect();
-        let ranks: Vec<usize> = pairs.iter().map(|pair| pair.map_or(0, LoraPair::rank)).collect();
-        let packed = layout.packed(&ranks)?;
         let mut buffer = memory.host_buffer(packed.image_bytes())?;
         let bytes = buffer.as_mut();
-        for (span, pair) in packed.spans().iter().zip(&pairs) {
-            let Some(pair) = pair else { continue };
+        for span in packed.spans() {
+            let Some(pair) = prepared.pair(span.site) else { continue };
             let narrowed = |source| PoolError::Narrowing { site: span.site, source };
             let a = &mut bytes[span.a_offset..span.a_offset + span.a_bytes];
-            pair.a().write_as(layout.dtype(), a).map_err(narrowed)?;
+            pair.a().write_as(dtype, a).map_err(narrowed)?;
             let b = &mut bytes[span.b_offset..span.b_offset + span.b_bytes];
-            pair.b().write_as(layout.dtype(), b).map_err(narrowed)?;
+            pair.b().write_as(dtype, b).map_err(narrowed)?;
         }
-        let scalings = pairs.iter().map(|pair| pair.map_or(0.0, LoraPair::scaling)).collect();
+        let scaling = |site| prepared.pair(site).map_or(0.0, LoraPair::scaling);
+        let scalings = packed.spans().iter().map(|span| scaling(span.site)).collect();
         Ok(PackedImage { bytes: Arc::new(buffer), packed, scalings })
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use lora_adapter::PreparedAdapter;
-use lora_math::{AdapterId, ContentDigest, SiteEntry, SlotId};
+use lora_math::{AdapterId, ContentDigest, PackedLayout, SiteEntry, SlotId};
 use tracing::debug;
 
 use crate::error::PoolError;
@@ -51,11 +51,11 @@ impl<M: DeviceMemory> Reservation<M> {
         Reservation { pool, name, slot: None, installed: false }
     }
 
-    /// Packs the adapter, takes a slot, and starts the copy.
-    pub(crate) fn land(mut self, prepared: &PreparedAdapter) -> Result<Landing<M>, PoolError> {
+    /// Packs the adapter as `packed` says, takes a slot, and starts the copy.
+    pub(crate) fn land(mut self, prepared: &PreparedAdapter, packed: PackedLayout) -> Result<Landing<M>, PoolError> {
         let pool = self.pool.clone();
         let layout = pool.layout();
-        let image = PackedImage::pack(prepared, layout, pool.memory())?;
+        let image = PackedImage::pack(prepared, packed, layout.dtype(), pool.memory())?;
 
         let (slot, victim) = pool.state().take_slot()?;
         self.slot = Some(slot);
@@ -102,13 +102,13 @@ impl<M: DeviceMemory> Landing<M> {
     /// [`PoolError::Memory`]: the load is given up.
     pub fn publish(mut self, stream: &M::Stream) -> Result<AdapterId, PoolError> {
         let pool = self.reservation.pool.clone();
-        let row_bytes: Vec<u8> = self.row.iter().flat_map(|entry| entry.to_bytes()).collect();
-        let row_offset = pool.placement().row_offset(self.slot);
+        let (row_offset, row_bytes) = pool.state().write_row(self.slot, &self.row)?;
+        let row_offset = pool.placement().table_offset() + row_offset;
         // SAFETY: the slot is landing and owned here, so no step launched later reads its row before it is
         // resident, and steps launched before stand ahead of this write on the same stream.
         unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
         let name = self.reservation.name.clone();
-        let id = pool.state().install((self.slot, &name), self.content, self.size, &self.row)?;
+        let id = pool.state().install((self.slot, &name), self.content, self.size);
         self.reservation.installed = true;
         debug!(
             name = &*name,

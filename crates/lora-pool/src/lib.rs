@@ -29,10 +29,12 @@ mod table;
 
 pub use error::PoolError;
 pub use host::{Arrived, HostMemory, HostStream};
+pub use image::packed_layout;
 pub use landing::{Landing, Staged};
 pub use lease::Lease;
 pub use memory::{CopyRun, DeviceMemory, MemoryError};
 pub use options::PoolOptions;
+pub use placement::FixedStride;
 pub use pool::{LoraPool, MAX_NAME_BYTES};
 pub use snapshot::{PoolSnapshot, ResidentSnapshot};
 pub use table::TableRef;

@@ -5,53 +5,57 @@
 //!   ├── slot 0 ────┼── slot 1 ────┼─ ··· ────┼── SiteEntry[num_slots][num_sites] ──┤
 //! ```
 //!
-//! Slot 0 at 0 and a stride that only the layout decides let a peer compute every address from a slot's number.
+//! Slot 0 at 0 and a stride that only the layout decides let a peer compute every address from a slot's number. Where a
+//! row stands in the table is [`SiteTable`]'s to say.
 
-use lora_math::{SiteEntry, SlotId, SlotLayout};
+use lora_math::{SiteTable, SlotId, SlotLayout};
 
 use crate::error::PoolError;
 
-/// Slots at fixed stride, each large enough for every site at the layout's `max_rank`.
-#[derive(Debug)]
-pub(crate) struct FixedStride {
+/// Slots at fixed stride, each large enough for every site at the layout's `max_rank`, and their table: what a pool takes,
+/// known before any memory is allocated.
+#[derive(Clone, Debug)]
+pub struct FixedStride {
     layout: SlotLayout,
     num_slots: usize,
     table_offset: usize,
+    table_bytes: usize,
     memory_bytes: usize,
 }
 
 impl FixedStride {
     /// Places `num_slots` slots of `layout`, at least one.
-    pub(crate) fn new(layout: SlotLayout, num_slots: usize) -> Result<Self, PoolError> {
+    ///
+    /// # Errors
+    /// [`PoolError::NoSlots`], [`PoolError::TooManySlots`].
+    pub fn new(layout: SlotLayout, num_slots: usize) -> Result<Self, PoolError> {
         let slot_bytes = layout.slot_bytes();
         let too_many = PoolError::TooManySlots { num_slots, slot_bytes };
         if num_slots == 0 {
             return Err(PoolError::NoSlots);
         }
-        // A kernel's row slot is an i32.
-        if i32::try_from(num_slots).is_err() {
-            return Err(too_many);
-        }
-        let table_bytes = num_slots.checked_mul(layout.num_sites()).and_then(|n| n.checked_mul(SiteEntry::BYTES));
+        let table_bytes = SiteTable::bytes_for(num_slots, layout.num_sites()).ok();
         let table_offset = num_slots.checked_mul(slot_bytes);
         let (Some(table_bytes), Some(table_offset)) = (table_bytes, table_offset) else {
             return Err(too_many);
         };
         let memory_bytes = table_offset.checked_add(table_bytes).filter(|&bytes| isize::try_from(bytes).is_ok());
         let memory_bytes = memory_bytes.ok_or(too_many)?;
-        Ok(FixedStride { layout, num_slots, table_offset, memory_bytes })
+        Ok(FixedStride { layout, num_slots, table_offset, table_bytes, memory_bytes })
     }
 
-    pub(crate) fn layout(&self) -> &SlotLayout {
+    /// The layout of every slot.
+    pub fn layout(&self) -> &SlotLayout {
         &self.layout
     }
 
-    pub(crate) fn num_slots(&self) -> usize {
+    /// Number of slots.
+    pub fn num_slots(&self) -> usize {
         self.num_slots
     }
 
     /// Bytes of slots and table together.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
     }
 
@@ -60,9 +64,14 @@ impl FixedStride {
         self.table_offset
     }
 
-    /// Byte offset of the row of `slot`.
-    pub(crate) fn row_offset(&self, slot: SlotId) -> usize {
-        self.table_offset + slot.index() * self.layout.num_sites() * SiteEntry::BYTES
+    /// Bytes of the table.
+    pub fn table_bytes(&self) -> usize {
+        self.table_bytes
+    }
+
+    /// Bytes that one slot takes with its row of the table: [`memory_bytes`](Self::memory_bytes) is this times the slots.
+    pub fn bytes_per_slot(&self) -> usize {
+        self.memory_bytes / self.num_slots
     }
 
     /// Byte offset of the image in `slot`.

@@ -5,14 +5,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use lora_adapter::PreparedAdapter;
 use lora_math::{
-    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, Site, SiteEntry, SiteTable, SlotId,
-    SlotLayout,
+    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, PackedLayout, Site, SiteEntry, SiteTable,
+    SlotId, SlotLayout,
 };
 use tracing::{debug, debug_span, info};
 
 use crate::error::PoolError;
 use crate::host::{HostMemory, HostStream};
-use crate::image;
+use crate::image::packed_layout;
 use crate::landing::{Reservation, Staged};
 use crate::lease::{Lease, LeaseOwner, Leased};
 use crate::memory::{DeviceMemory, MemoryError};
@@ -56,7 +56,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         let PoolOptions { num_slots, max_rank, modules, dtype } = options;
         let layout = SlotLayout::new(shape, LayoutOptions { modules, max_rank, dtype })?;
         let placement = FixedStride::new(layout, num_slots)?;
-        let table = SiteTable::new(num_slots, placement.layout().num_sites())?;
+        let table = SiteTable::new(placement.num_slots(), placement.layout().num_sites())?;
         let num_bytes = placement.memory_bytes();
         let memory = allocate(num_bytes)?;
         if memory.len_bytes() < num_bytes {
@@ -118,9 +118,9 @@ impl<M: DeviceMemory> LoraPool<M> {
     pub fn stage(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<Staged<M>, PoolError> {
         let _span = debug_span!("stage adapter", name).entered();
         let name = checked_name(name)?;
-        image::check(prepared, self.layout())?;
+        let packed = packed_layout(prepared, self.layout())?;
         let reserved = self.state().reserve(&name, prepared.content())?;
-        self.land(name, reserved, prepared)
+        self.land(name, reserved, prepared, packed)
     }
 
     /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
@@ -137,9 +137,9 @@ impl<M: DeviceMemory> LoraPool<M> {
     ) -> Result<AdapterId, PoolError> {
         let _span = debug_span!("load adapter", name).entered();
         let name = checked_name(name)?;
-        image::check(prepared, self.layout())?;
+        let packed = packed_layout(prepared, self.layout())?;
         let reserved = self.reserve_waiting(&name, prepared.content())?;
-        match self.land(name, reserved, prepared)? {
+        match self.land(name, reserved, prepared, packed)? {
             Staged::Resident(id) => Ok(id),
             Staged::Landing(landing) => landing.publish(stream),
         }
@@ -160,6 +160,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         name: Arc<str>,
         reserved: Reserved,
         prepared: &PreparedAdapter,
+        packed: PackedLayout,
     ) -> Result<Staged<M>, PoolError> {
         match reserved {
             Reserved::Resident(id) => Ok(Staged::Resident(id)),
@@ -168,7 +169,7 @@ impl<M: DeviceMemory> LoraPool<M> {
                 let reservation = Reservation::new(self.clone(), name);
                 // A load that would find no slot anyway is refused before it packs.
                 self.state().choose_slot()?;
-                Ok(Staged::Landing(reservation.land(prepared)?))
+                Ok(Staged::Landing(reservation.land(prepared, packed)?))
             }
         }
     }
@@ -261,7 +262,7 @@ impl<M: DeviceMemory> LoraPool<M> {
     /// lacks the site, and outside of the pool. For reports; a step reads the table.
     pub fn scaling(&self, slot: SlotId, site: Site) -> f32 {
         let index = self.layout().site_index(site);
-        index.map_or(0.0, |index| self.state().table().scaling(slot, index))
+        index.map_or(0.0, |index| self.state().scaling(slot, index))
     }
 
     /// The bytes of the leased slot, padding included, read back from the memory. Bytes outside of A and B at

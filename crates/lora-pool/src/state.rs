@@ -132,21 +132,25 @@ impl PoolState {
         }
     }
 
-    /// Makes what landed in `slot` resident under the reserved `name`.
+    /// Sets the row of a landing slot in the table. Gives its offset in the table and its bytes.
+    pub(crate) fn write_row(&mut self, slot: SlotId, row: &[SiteEntry]) -> Result<(usize, Vec<u8>), PoolError> {
+        self.table.set_row(slot, row)?;
+        Ok((self.table.row_offset(slot)?, self.table.row_bytes(slot)?))
+    }
+
+    /// Makes what landed in `slot`, whose row has been written, resident under the reserved `name`.
     pub(crate) fn install(
         &mut self,
         (slot, name): (SlotId, &Arc<str>),
         content: ContentDigest,
         size: ImageSize,
-        row: &[SiteEntry],
-    ) -> Result<AdapterId, PoolError> {
-        self.table.set_row(slot, row)?;
+    ) -> AdapterId {
         let id = AdapterId { content, generation: next_generation() };
         let last_use = self.tick();
         self.slots[slot.index()] =
             Slot::Resident(Resident { name: name.clone(), id, size, num_leases: 0, last_use, pinned: false });
         self.names.insert(name.clone(), Named::Resident(slot));
-        Ok(id)
+        id
     }
 
     /// Gives up a load: the name is free again, and so is the slot if it had one.
@@ -154,6 +158,7 @@ impl PoolState {
         self.names.remove(name);
         if let Some(slot) = slot {
             self.slots[slot.index()] = Slot::Free;
+            self.table.clear_row(slot).expect("the table has a row for each slot");
         }
     }
 
@@ -226,9 +231,14 @@ impl PoolState {
         }
     }
 
-    /// The host's copy of the slot table.
+    /// The host's copy of the slot table. A slot that is landing may have its row already.
     pub(crate) fn table(&self) -> &SiteTable {
         &self.table
+    }
+
+    /// The scaling of what is resident in `slot` at the site with index `site`; 0 without one.
+    pub(crate) fn scaling(&self, slot: SlotId, site: usize) -> f32 {
+        if self.is_resident(slot) { self.table.scaling(slot, site) } else { 0.0 }
     }
 
     /// A copy of what is there.

@@ -13,7 +13,7 @@ use lora_math::{
     AdapterSelection, Features, LayerShape, LayoutError, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype,
     SlotId,
 };
-use lora_pool::{HostMemory, LoraPool, PoolError, PoolOptions, Staged};
+use lora_pool::{FixedStride, HostMemory, LoraPool, PoolError, PoolOptions, Staged, packed_layout};
 
 fn host_pool(num_slots: usize) -> Arc<LoraPool<HostMemory>> {
     LoraPool::open(&shape(), options(num_slots)).unwrap()
@@ -318,6 +318,29 @@ fn an_adapter_that_does_not_fit_changes_nothing() {
 
     assert_eq!(pool.snapshot(), before);
     pool.load("b", &small_adapter(2)).unwrap();
+}
+
+/// What is told before a pool is opened is what it then takes.
+#[test]
+fn sizes_are_known_without_a_pool() {
+    let (pool, _) = test_pool(options(3));
+    let sizes = FixedStride::new(pool.layout().clone(), 3).unwrap();
+    let mut allocated = 0;
+    LoraPool::open_in(&shape(), options(3), |num_bytes| {
+        allocated = num_bytes;
+        HostMemory::allocate(num_bytes)
+    })
+    .unwrap();
+    assert_eq!((sizes.memory_bytes(), sizes.bytes_per_slot() * 3), (allocated, allocated));
+    assert_eq!(sizes.table_bytes(), 3 * 17 * SiteEntry::BYTES);
+
+    for (name, prepared) in [("full", full_adapter(1, 5)), ("small", small_adapter(2))] {
+        pool.load(name, &prepared).unwrap();
+        let image_bytes = packed_layout(&prepared, pool.layout()).unwrap().image_bytes();
+        assert_eq!(pool.snapshot().resident(name).unwrap().image_bytes, image_bytes);
+    }
+    let too_large = packed_layout(&full_adapter(1, MAX_RANK + 1), pool.layout());
+    assert!(matches!(too_large, Err(PoolError::TooLarge { num_sites: 17, .. })), "{too_large:?}");
 }
 
 /// Slots cover the projections of layers: an adapter with anything else would be applied in part.

@@ -15,6 +15,7 @@ use multilora::adapter::{Adapter, AdapterReport, PreparedAdapter, prepare};
 use multilora::engine::checkpoint::CheckpointInfo;
 use multilora::engine::model::config_shape;
 use multilora::math::{LayoutOptions, ModelShape, ModuleSet, SlotDtype, SlotLayout};
+use multilora::pool::packed_layout;
 
 use super::bytes::show;
 use super::setup::{SlotDtypeArg, exact_dtype};
@@ -117,12 +118,10 @@ fn cost(adapter: &PreparedAdapter, shape: &ModelShape, dtype: Option<SlotDtypeAr
     let dtype = dtype.map_or(narrowest, SlotDtype::from);
     let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: adapter.max_rank(), dtype };
     let layout = SlotLayout::new(shape, options)?;
-    let rank = |site| adapter.pair(site).map_or(0, |pair| pair.rank());
-    let ranks: Vec<usize> = layout.spans().iter().map(|span| rank(span.site)).collect();
     Ok(SlotCost {
         dtype: dtype.name(),
         exact: exists && (dtype == narrowest || dtype == SlotDtype::F32),
-        image_bytes: layout.packed(&ranks)?.image_bytes(),
+        image_bytes: packed_layout(adapter, &layout)?.image_bytes(),
         slot_bytes: layout.slot_bytes(),
     })
 }

@@ -5,13 +5,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
 use multilora::engine::checkpoint::CheckpointInfo;
 use multilora::engine::model::config_shape;
-use multilora::math::{LayoutOptions, Module, ModuleSet, SiteEntry, SlotLayout};
+use multilora::math::{LayoutOptions, Module, ModuleSet, SlotLayout};
+use multilora::pool::FixedStride;
 
 use super::bytes::{Bytes, show};
 use super::setup::SlotDtypeArg;
@@ -83,10 +84,9 @@ fn plan(args: &PlanArgs) -> Result<Plan> {
     let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: args.max_rank, dtype: args.slot_dtype.into() };
     let layout = SlotLayout::new(&shape, options)?;
 
-    let overflow = "the pool is larger than the address space";
+    let pool = FixedStride::new(layout, args.slots as usize)?;
+    let layout = pool.layout();
     let slot_bytes = layout.slot_bytes() as u64;
-    let row_bytes = (layout.num_sites() * SiteEntry::BYTES) as u64;
-    let pool_bytes = slot_bytes.checked_add(row_bytes).and_then(|bytes| bytes.checked_mul(args.slots.into()));
     let mut by_module: BTreeMap<Module, (usize, u64)> = BTreeMap::new();
     for span in layout.spans() {
         let (num_sites, bytes) = by_module.entry(span.site.module()).or_default();
@@ -101,10 +101,10 @@ fn plan(args: &PlanArgs) -> Result<Plan> {
         num_slots: args.slots,
         num_sites: layout.num_sites(),
         slot_bytes,
-        table_bytes: row_bytes * u64::from(args.slots),
-        pool_bytes: pool_bytes.context(overflow)?,
+        table_bytes: pool.table_bytes() as u64,
+        pool_bytes: pool.memory_bytes() as u64,
         budget_bytes: args.budget.map(|budget| budget.0),
-        adapters_in_budget: args.budget.map(|budget| budget.0 / (slot_bytes + row_bytes)),
+        adapters_in_budget: args.budget.map(|budget| budget.0 / pool.bytes_per_slot() as u64),
         modules: by_module
             .into_iter()
             .map(|(module, (num_sites, bytes))| ModuleBytes {
