@@ -59,6 +59,8 @@ pub(crate) struct Experts {
     /// A is on the side of the output and B on that of the input.
     pub(crate) swapped: bool,
     pub(crate) order: GateUpOrder,
+    /// Some matrix holds gate and up.
+    pub(crate) is_fused: bool,
 }
 
 /// Finds out how the stacked parameters lie, and completes the paths that patterns are matched against: those of
@@ -106,17 +108,16 @@ pub(crate) fn resolve(
         return None;
     }
     let swapped = swapped(marks, family, pairs, &parameters, file, reasons, notes)?;
-    let is_interleaved = |pair: &PairPlan| matches!(pair.target, Target::ExpertGateUp { .. });
-    let is_fused = parameters.values().any(|(parameter, _)| *parameter == Parameter::GateUp);
+    let is_stacked = parameters.values().any(|(parameter, _)| *parameter == Parameter::GateUp);
+    let is_fused = is_stacked || pairs.iter().any(|pair| matches!(pair.target, Target::ExpertGateUp { .. }));
     let order = match family {
         Some(Family::GptOss) => GateUpOrder::Interleaved,
-        None if pairs.iter().any(is_interleaved) => GateUpOrder::Interleaved,
         _ => GateUpOrder::Concatenated,
     };
-    if is_fused && family.is_none() && order == GateUpOrder::Concatenated {
+    if is_fused && family.is_none() {
         notes.push(Note::GateUpOrderAssumed);
     }
-    Some(Experts { parameters, swapped, order })
+    Some(Experts { parameters, swapped, order, is_fused })
 }
 
 /// Whether an entry names this parameter: by its whole path or by an end of it after a dot.

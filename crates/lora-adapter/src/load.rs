@@ -63,7 +63,7 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
         let scales = config.as_ref().and_then(|config| scales(config, &plan, &planned, &mut reasons, &mut notes));
         let layout = experts.as_ref().zip(scales.as_ref());
         let layout = layout.filter(|(_, scales)| check_experts(&planned, scales, &plan, &mut reasons));
-        gate_up = layout.map(|(experts, _)| experts.order);
+        gate_up = layout.and_then(|(experts, _)| experts.is_fused.then_some(experts.order));
         pairs = read_pairs(&mut file, &plan, planned, layout, &mut reasons);
     }
     reasons.into_result(Some(source.directory()))?;
@@ -195,7 +195,7 @@ fn sites(
     rank: usize,
     experts: &Experts,
 ) -> Result<Vec<(Site, Matrix, Matrix)>, Reason> {
-    let Experts { parameters, swapped, order } = experts;
+    let Experts { parameters, swapped, order, .. } = experts;
     let (layer, first_expert, num_experts) = match planned.target {
         Target::Site(site) => return Ok(vec![(site, a, b)]),
         Target::ExpertGateUp { layer, expert } => (layer, expert, 1),

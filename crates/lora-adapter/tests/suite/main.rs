@@ -2,6 +2,7 @@
 //! field has seen, each refused for its own reason.
 
 mod config;
+mod experts;
 mod files;
 mod mutations;
 mod naming;
