@@ -12,6 +12,7 @@ use tracing::debug;
 
 use crate::error::PoolError;
 use crate::image::{ImageSize, PackedImage};
+use crate::lease::Lease;
 use crate::memory::DeviceMemory;
 use crate::pool::LoraPool;
 
@@ -19,8 +20,8 @@ use crate::pool::LoraPool;
 #[derive(Debug)]
 #[must_use = "a landing that is dropped is given up"]
 pub enum Staged<M: DeviceMemory> {
-    /// The same contents are resident under that name already.
-    Resident(AdapterId),
+    /// The same contents are resident under that name already; the lease keeps them there.
+    Resident(Lease),
     /// The image is on its way into a slot.
     Landing(Landing<M>),
 }
@@ -98,9 +99,20 @@ impl<M: DeviceMemory> Landing<M> {
     /// Makes it resident: `stream` waits for the copy and then writes the slot's row of the table. Call it between
     /// steps; the work does not grow with the size of the adapter.
     ///
+    /// It may be evicted as soon as this returns: a caller that uses it takes
+    /// [`publish_leased`](Self::publish_leased).
+    ///
     /// # Errors
     /// [`PoolError::Memory`]: the load is given up.
-    pub fn publish(mut self, stream: &M::Stream) -> Result<AdapterId, PoolError> {
+    pub fn publish(self, stream: &M::Stream) -> Result<AdapterId, PoolError> {
+        Ok(self.publish_leased(stream)?.id())
+    }
+
+    /// [`publish`](Self::publish), and takes a lease in the same step: nobody can evict it in between.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish).
+    pub fn publish_leased(mut self, stream: &M::Stream) -> Result<Lease, PoolError> {
         let pool = self.reservation.pool.clone();
         let (row_offset, row_bytes) = pool.state().write_row(self.slot, &self.row)?;
         let row_offset = pool.placement().table_offset() + row_offset;
@@ -108,18 +120,18 @@ impl<M: DeviceMemory> Landing<M> {
         // resident, and steps launched before stand ahead of this write on the same stream.
         unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
         let name = self.reservation.name.clone();
-        let id = pool.state().install((self.slot, &name), self.content, self.size);
+        let leased = pool.state().install((self.slot, &name), self.content, self.size);
         self.reservation.installed = true;
         debug!(
             name = &*name,
             slot = %self.slot,
-            generation = id.generation.number(),
-            content = %id.content,
+            generation = leased.id.generation.number(),
+            content = %leased.id.content,
             image_bytes = self.size.image_bytes,
             max_rank = self.size.max_rank,
             "adapter resident"
         );
-        Ok(id)
+        Ok(Lease::new(pool, leased))
     }
 }
 

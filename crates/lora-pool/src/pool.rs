@@ -19,7 +19,7 @@ use crate::memory::{DeviceMemory, MemoryError};
 use crate::options::PoolOptions;
 use crate::placement::FixedStride;
 use crate::snapshot::PoolSnapshot;
-use crate::state::{PoolState, Reserved};
+use crate::state::{Loading, PoolState, Reserved};
 use crate::table::TableRef;
 
 /// Longest name of an adapter, in bytes.
@@ -119,37 +119,53 @@ impl<M: DeviceMemory> LoraPool<M> {
         let _span = debug_span!("stage adapter", name).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
-        let reserved = self.state().reserve(&name, prepared.content())?;
+        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged)?;
         self.land(name, reserved, prepared, packed)
     }
 
     /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
-    /// `stream`. Waits while another load of the name is under way, so never call it while holding a
-    /// [`Landing`](crate::Landing) of that name.
+    /// `stream`. Waits while another thread runs a load of the name. It may be evicted as soon as this returns: a caller
+    /// that uses it takes [`load_leased_on`](Self::load_leased_on).
     ///
     /// # Errors
-    /// Those of [`stage`](Self::stage), without [`PoolError::LoadUnderWay`].
+    /// Those of [`stage`](Self::stage). [`PoolError::LoadUnderWay`] only where the name belongs to a staged
+    /// [`Landing`](crate::Landing): when that ends is its holder's to say, so this does not wait for it.
     pub fn load_on(
         self: &Arc<Self>,
         name: &str,
         prepared: &PreparedAdapter,
         stream: &M::Stream,
     ) -> Result<AdapterId, PoolError> {
+        Ok(self.load_leased_on(name, prepared, stream)?.id())
+    }
+
+    /// [`load_on`](Self::load_on), and takes a lease in the same step: nobody can evict it in between.
+    ///
+    /// # Errors
+    /// Those of [`load_on`](Self::load_on).
+    pub fn load_leased_on(
+        self: &Arc<Self>,
+        name: &str,
+        prepared: &PreparedAdapter,
+        stream: &M::Stream,
+    ) -> Result<Lease, PoolError> {
         let _span = debug_span!("load adapter", name).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
         let reserved = self.reserve_waiting(&name, prepared.content())?;
         match self.land(name, reserved, prepared, packed)? {
-            Staged::Resident(id) => Ok(id),
-            Staged::Landing(landing) => landing.publish(stream),
+            Staged::Resident(lease) => Ok(lease),
+            Staged::Landing(landing) => landing.publish_leased(stream),
         }
     }
 
     fn reserve_waiting(&self, name: &Arc<str>, content: ContentDigest) -> Result<Reserved, PoolError> {
         let mut state = self.state();
         loop {
-            match state.reserve(name, content)? {
-                Reserved::UnderWay => state = self.load_ended.wait(state).unwrap_or_else(PoisonError::into_inner),
+            match state.reserve(name, content, Loading::Running)? {
+                Reserved::UnderWay(Loading::Running) => {
+                    state = self.load_ended.wait(state).unwrap_or_else(PoisonError::into_inner)
+                }
                 reserved => return Ok(reserved),
             }
         }
@@ -163,8 +179,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         packed: PackedLayout,
     ) -> Result<Staged<M>, PoolError> {
         match reserved {
-            Reserved::Resident(id) => Ok(Staged::Resident(id)),
-            Reserved::UnderWay => Err(PoolError::LoadUnderWay { name: name.to_string() }),
+            Reserved::Resident(leased) => Ok(Staged::Resident(Lease::new(self.clone(), leased))),
+            Reserved::UnderWay(_) => Err(PoolError::LoadUnderWay { name: name.to_string() }),
             Reserved::New => {
                 let reservation = Reservation::new(self.clone(), name);
                 // A load that would find no slot anyway is refused before it packs.
@@ -318,6 +334,14 @@ impl<M: DeviceMemory<Stream = HostStream>> LoraPool<M> {
     /// Those of [`load_on`](Self::load_on).
     pub fn load(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<AdapterId, PoolError> {
         self.load_on(name, prepared, &HostStream)
+    }
+
+    /// [`load_leased_on`](Self::load_leased_on) the host's one stream.
+    ///
+    /// # Errors
+    /// Those of [`load_on`](Self::load_on).
+    pub fn load_leased(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<Lease, PoolError> {
+        self.load_leased_on(name, prepared, &HostStream)
     }
 }
 

@@ -55,19 +55,29 @@ struct Resident {
 /// What a name points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
-    Loading,
+    Loading(Loading),
     Resident(SlotId),
 }
 
-/// The answer to a wish to load.
+/// How a load goes on to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loading {
+    /// By the thread that runs it: waiting for it is bounded by packing and copying.
+    Running,
+    /// When the holder of a landing publishes it or drops it, whenever that is.
+    Staged,
+}
+
+/// The answer to a wish to load.
+#[derive(Debug)]
+#[must_use = "a reserved name or a counted use must be given back"]
 pub(crate) enum Reserved {
     /// The name is the caller's until it installs or abandons.
     New,
-    /// These contents are resident under that name already.
-    Resident(AdapterId),
+    /// These contents are resident under that name already. The use is counted.
+    Resident(Leased),
     /// Another load of the name is under way.
-    UnderWay,
+    UnderWay(Loading),
 }
 
 impl PoolState {
@@ -77,16 +87,20 @@ impl PoolState {
         PoolState { slots, names: HashMap::new(), active: None, table, clock: 0 }
     }
 
-    /// Reserves `name` for a load of `content`.
-    pub(crate) fn reserve(&mut self, name: &Arc<str>, content: ContentDigest) -> Result<Reserved, PoolError> {
+    /// Reserves `name` for a load of `content` that goes on as `loading` says.
+    pub(crate) fn reserve(
+        &mut self,
+        name: &Arc<str>,
+        content: ContentDigest,
+        loading: Loading,
+    ) -> Result<Reserved, PoolError> {
         match self.names.get(name) {
             None => {
-                self.names.insert(name.clone(), Named::Loading);
+                self.names.insert(name.clone(), Named::Loading(loading));
                 Ok(Reserved::New)
             }
-            Some(Named::Loading) => Ok(Reserved::UnderWay),
+            Some(&Named::Loading(other)) => Ok(Reserved::UnderWay(other)),
             Some(&Named::Resident(slot)) => {
-                let now = self.tick();
                 let resident = self.resident_mut(slot);
                 if resident.id.content != content {
                     return Err(PoolError::NameTaken {
@@ -95,8 +109,7 @@ impl PoolState {
                         offered: content,
                     });
                 }
-                resident.last_use = now;
-                Ok(Reserved::Resident(resident.id))
+                Ok(Reserved::Resident(self.count_use(slot)))
             }
         }
     }
@@ -138,19 +151,19 @@ impl PoolState {
         Ok((self.table.row_offset(slot)?, self.table.row_bytes(slot)?))
     }
 
-    /// Makes what landed in `slot`, whose row has been written, resident under the reserved `name`.
+    /// Makes what landed in `slot`, whose row has been written, resident under the reserved `name`, and counts a use of it:
+    /// no other load can evict it before its loader has it.
     pub(crate) fn install(
         &mut self,
         (slot, name): (SlotId, &Arc<str>),
         content: ContentDigest,
         size: ImageSize,
-    ) -> AdapterId {
+    ) -> Leased {
         let id = AdapterId { content, generation: next_generation() };
-        let last_use = self.tick();
         self.slots[slot.index()] =
-            Slot::Resident(Resident { name: name.clone(), id, size, num_leases: 0, last_use, pinned: false });
+            Slot::Resident(Resident { name: name.clone(), id, size, num_leases: 0, last_use: 0, pinned: false });
         self.names.insert(name.clone(), Named::Resident(slot));
-        id
+        self.count_use(slot)
     }
 
     /// Gives up a load: the name is free again, and so is the slot if it had one.
@@ -174,11 +187,16 @@ impl PoolState {
                 _ => return Err(error.into()),
             },
         };
+        Ok(Some(self.count_use(slot)))
+    }
+
+    /// Counts a use of what is resident in `slot`.
+    fn count_use(&mut self, slot: SlotId) -> Leased {
         let last_use = self.tick();
         let resident = self.resident_mut(slot);
         resident.num_leases += 1;
         resident.last_use = last_use;
-        Ok(Some(Leased { slot, id: resident.id, name: resident.name.clone() }))
+        Leased { slot, id: resident.id, name: resident.name.clone() }
     }
 
     /// Gives back one use. Only a lease calls this, once, so its generation is still in its slot and counted.
@@ -261,7 +279,7 @@ impl PoolState {
         let mut loading: Vec<String> = self
             .names
             .iter()
-            .filter(|(_, named)| **named == Named::Loading)
+            .filter(|(_, named)| matches!(named, Named::Loading(_)))
             .map(|(name, _)| name.to_string())
             .collect();
         loading.sort();
@@ -287,7 +305,7 @@ impl PoolState {
     fn slot_named(&self, name: &str) -> Result<SlotId, PoolError> {
         match self.names.get(name) {
             Some(&Named::Resident(slot)) => Ok(slot),
-            Some(Named::Loading) => Err(PoolError::LoadUnderWay { name: name.to_owned() }),
+            Some(Named::Loading(_)) => Err(PoolError::LoadUnderWay { name: name.to_owned() }),
             None => Err(PoolError::NotFound { name: name.to_owned() }),
         }
     }
@@ -314,7 +332,7 @@ impl Residents for PoolState {
     fn slot_of(&self, name: &str) -> Option<SlotId> {
         match self.names.get(name)? {
             Named::Resident(slot) => Some(*slot),
-            Named::Loading => None,
+            Named::Loading(_) => None,
         }
     }
 

@@ -20,6 +20,8 @@ fn an_image_is_copied_first_and_its_row_published_behind_it() {
     assert_refused(pool.acquire(&named("a")), true, "a load of \"a\" is under way");
     assert_refused(pool.evict("a"), true, "a load of \"a\" is under way");
     assert_refused(pool.stage("a", &small_adapter(1)), true, "a load of \"a\" is under way");
+    // When the landing ends is its holder's to say: nobody waits for that, least of all the holder.
+    assert_refused(pool.load("a", &small_adapter(1)), true, "a load of \"a\" is under way");
     assert_eq!(pool.snapshot().loading, ["a"]);
 
     let id = landing.publish(&HostStream).unwrap();

@@ -162,12 +162,10 @@ impl Run {
     /// Loads or stages, and updates the model by what must come of it.
     fn load(&mut self, name: usize, adapter: usize, fail: i64, stage_only: bool) {
         let prepared = self.adapters[adapter].clone();
-        // A load would wait for a landing that this thread holds.
-        let stage_only = stage_only || self.is_loading(name);
         self.control.fail_in(fail);
         let result = match stage_only {
             true => self.pool.stage(NAMES[name], &prepared),
-            false => self.pool.load(NAMES[name], &prepared).map(Staged::Resident),
+            false => self.pool.load_leased(NAMES[name], &prepared).map(Staged::Resident),
         };
         self.control.cancel_failure();
 
@@ -176,7 +174,7 @@ impl Run {
         } else if let Some(slot) = self.slot_of(name) {
             let ModelSlot::Resident { adapter: present, id, .. } = self.slots[slot] else { unreachable!() };
             if present == adapter {
-                assert!(matches!(result, Ok(Staged::Resident(same)) if same == id), "{result:?}");
+                assert!(matches!(result, Ok(Staged::Resident(ref same)) if same.id() == id), "{result:?}");
                 self.touch(slot);
             } else {
                 assert!(matches!(result, Err(PoolError::NameTaken { .. })), "{result:?}");
@@ -199,7 +197,7 @@ impl Run {
                     self.slots[victim] = ModelSlot::Landing { name };
                     self.landings.push((landing, adapter));
                 }
-                Staged::Resident(id) => self.become_resident(victim, name, adapter, id),
+                Staged::Resident(lease) => self.become_resident(victim, name, adapter, lease.id()),
             }
         } else {
             assert!(matches!(result, Err(PoolError::Full(_))), "{result:?}");

@@ -13,7 +13,7 @@ use lora_math::{
     AdapterSelection, Features, LayerShape, LayoutError, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype,
     SlotId,
 };
-use lora_pool::{FixedStride, HostMemory, LoraPool, PoolError, PoolOptions, Staged, packed_layout};
+use lora_pool::{FixedStride, HostMemory, HostStream, LoraPool, PoolError, PoolOptions, Staged, packed_layout};
 
 fn host_pool(num_slots: usize) -> Arc<LoraPool<HostMemory>> {
     LoraPool::open(&shape(), options(num_slots)).unwrap()
@@ -162,7 +162,7 @@ fn the_same_contents_again_are_the_same_generation() {
     let id = pool.load("a", &full_adapter(1, 4)).unwrap();
     control.take_events();
     assert_eq!(pool.load("a", &full_adapter(1, 4)).unwrap(), id);
-    assert!(matches!(pool.stage("a", &full_adapter(1, 4)).unwrap(), Staged::Resident(same) if same == id));
+    assert!(matches!(pool.stage("a", &full_adapter(1, 4)).unwrap(), Staged::Resident(same) if same.id() == id));
     assert_eq!(control.take_events(), []);
 
     let other = full_adapter(2, 4);
@@ -318,6 +318,37 @@ fn an_adapter_that_does_not_fit_changes_nothing() {
 
     assert_eq!(pool.snapshot(), before);
     pool.load("b", &small_adapter(2)).unwrap();
+}
+
+#[test]
+fn a_lease_that_comes_with_the_load_keeps_the_adapter() {
+    let (pool, control) = test_pool(options(1));
+    let first = pool.load_leased("a", &small_adapter(1)).unwrap();
+    assert_eq!(pool.snapshot().resident("a").unwrap().num_leases, 1);
+    assert_refused(
+        pool.load("b", &small_adapter(2)),
+        true,
+        "no slot is free or idle: of 1 slots 1 are in use and 0 are pinned",
+    );
+    let again = pool.load_leased("a", &small_adapter(1)).unwrap();
+    let Staged::Resident(staged) = pool.stage("a", &small_adapter(1)).unwrap() else { panic!() };
+    assert_eq!((first.id(), pool.snapshot().num_leases()), (again.id(), 3));
+    drop((first, again));
+    assert_refused(pool.evict("a"), true, "\"a\" is in use: 1 leases");
+    drop(staged);
+    assert_eq!(pool.snapshot().num_leases(), 0);
+
+    let Staged::Landing(landing) = pool.stage("b", &small_adapter(2)).unwrap() else { panic!() };
+    let lease = landing.publish_leased(&HostStream).unwrap();
+    assert_eq!((lease.name(), device_pairs(&pool, &lease)), ("b", adapter_pairs(pool.layout(), &small_adapter(2))));
+    assert_refused(pool.evict("b"), true, "\"b\" is in use: 1 leases");
+    drop(lease);
+    pool.evict("b").unwrap();
+    for failing in 1..=3 {
+        control.fail_in(failing);
+        assert!(matches!(pool.load_leased("c", &small_adapter(3)), Err(PoolError::Memory(_))));
+        assert_eq!((pool.snapshot().num_free, pool.snapshot().num_leases()), (1, 0));
+    }
 }
 
 /// What is told before a pool is opened is what it then takes.

@@ -52,6 +52,35 @@ fn a_load_that_waited_for_a_failed_one_goes_on_itself() {
     assert!(results.contains(&Err(PoolError::Memory(INJECTED))));
 }
 
+/// More loaders than slots: what a loader gets is leased to it before any other can evict it.
+#[test]
+fn a_leased_load_is_never_evicted_before_its_loader_has_it() {
+    let (pool, _) = test_pool(options(1));
+    let adapters: Vec<_> = (0..4).map(small_adapter).collect();
+    let barrier = Barrier::new(adapters.len());
+    let num_leased = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for (index, prepared) in adapters.iter().enumerate() {
+            let (pool, barrier, num_leased) = (&pool, &barrier, &num_leased);
+            scope.spawn(move || {
+                let expected = adapter_pairs(pool.layout(), prepared);
+                barrier.wait();
+                for _ in 0..300 {
+                    match pool.load_leased(&format!("adapter {index}"), prepared) {
+                        Ok(lease) => {
+                            assert_eq!(device_pairs(pool, &lease), expected);
+                            num_leased.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => assert!(error.is_retryable(), "{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(num_leased.into_inner() > 0);
+    assert_eq!(pool.snapshot().num_leases(), 0);
+}
+
 /// Readers hold leases and look at their slots twice while loaders push adapters through fewer slots than names.
 #[test]
 fn leased_slots_never_change_under_traffic() {
