@@ -132,8 +132,26 @@ impl Logits {
 #[must_use]
 pub fn largest_difference(found: &[Vec<f32>], expected: &[f32]) -> f32 {
     assert_eq!(found.iter().map(Vec::len).sum::<usize>(), expected.len(), "numbers of logits");
-    let differences = found.iter().flatten().zip(expected).map(|(found, expected)| (found - expected).abs());
-    // A NaN must not pass: `max` drops it.
-    differences
-        .fold(0.0, |largest, difference| if difference > largest || difference.is_nan() { difference } else { largest })
+    largest(found.iter().flatten().zip(expected).map(|(found, expected)| (found - expected).abs()))
+}
+
+/// The largest of these differences, or NaN where one is: `f32::max` would drop it, and a bound would hold.
+#[must_use]
+pub fn largest(differences: impl IntoIterator<Item = f32>) -> f32 {
+    let worse = |a: f32, b: f32| if a.is_nan() || b <= a { a } else { b };
+    differences.into_iter().fold(0.0, worse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{largest, largest_difference};
+
+    #[test]
+    fn a_nan_is_never_within_a_bound() {
+        assert_eq!(largest([1.0, 3.0, 2.0]), 3.0);
+        for differences in [[f32::NAN, 0.0, 0.0], [0.0, f32::NAN, 0.0], [0.0, 0.0, f32::NAN]] {
+            assert!(largest(differences).is_nan());
+        }
+        assert!(largest_difference(&[vec![0.0, f32::NAN], vec![0.0, 0.0]], &[0.0; 4]).is_nan());
+    }
 }

@@ -4,3 +4,8 @@
 
 pub mod engines;
 pub mod golden;
+
+/// The examples of the repository's README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

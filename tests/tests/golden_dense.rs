@@ -3,8 +3,8 @@
 
 use conformance::engines::{back_ends, golden_engine, load_adapter, load_model, named, small_options};
 use conformance::golden::{
-    DENSE_BOUND, DENSE_KINDS, TensorFile, adapter_cases, adapter_dir, golden_dir, largest_difference, mixed_batches,
-    model_dir,
+    DENSE_BOUND, DENSE_KINDS, TensorFile, adapter_cases, adapter_dir, golden_dir, largest, largest_difference,
+    mixed_batches, model_dir,
 };
 use lora_math::AdapterSelection;
 use model_engine::Engine;
@@ -114,7 +114,7 @@ fn difference(engine: &mut Engine, rows: &[Row], by_decode: bool) -> f32 {
         .collect();
     let logits = score(engine, &requests).expect("logits");
     let differences = logits.iter().zip(rows).map(|(found, row)| largest_difference(found, &row.expected));
-    differences.fold(0.0, f32::max)
+    largest(differences)
 }
 
 fn check(engine: &mut Engine, rows: &[Row], what: &str) {

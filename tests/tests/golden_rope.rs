@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use conformance::engines::{back_ends, load_model, small_options};
-use conformance::golden::{DENSE_BOUND, TensorFile, golden_dir, largest_difference, sorted_names};
+use conformance::golden::{DENSE_BOUND, TensorFile, golden_dir, largest, largest_difference, sorted_names};
 use lora_math::AdapterSelection;
 use model_engine::Engine;
 use model_engine::score::{ScoreRequest, score};
@@ -29,7 +29,7 @@ fn difference(engine: &mut Engine, file: &TensorFile, prefix: &str, num_decoded:
     let requests: Vec<ScoreRequest> = tokens.iter().map(request).collect();
     let found = score(engine, &requests).expect("logits");
     let differences = found.iter().enumerate().map(|(row, found)| largest_difference(found, expected.sequence(row)));
-    differences.fold(0.0, f32::max)
+    largest(differences)
 }
 
 #[test]

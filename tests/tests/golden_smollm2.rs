@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use conformance::engines::{back_ends, named, open_pool};
-use conformance::golden::{TensorFile, golden_dir, repository_dir, sorted_names};
+use conformance::golden::{TensorFile, golden_dir, largest, repository_dir, sorted_names};
 use lora_adapter::{Adapter, PreparedAdapter};
 use lora_math::AdapterSelection;
 use model_engine::checkpoint::{Checkpoint, LoadOptions, WeightDtype};
@@ -69,13 +69,12 @@ fn differences(engine: &mut Engine, files: &[(String, AdapterSelection)], by_dec
     let logits = score(engine, &requests).expect("logits");
     let difference = |(_, kept, expected): &(Vec<u32>, Vec<u32>, Vec<f32>), found: &Vec<Vec<f32>>| {
         let found = found.iter().flat_map(|row| kept.iter().map(|id| row[*id as usize]));
-        let largest = found.zip(expected).map(|(found, expected)| (found - expected).abs());
-        largest.fold(0.0f32, |largest, found| if found <= largest { largest } else { found })
+        largest(found.zip(expected).map(|(found, expected)| (found - expected).abs()))
     };
     goldens
         .iter()
         .zip(logits.chunks(2))
-        .map(|(prompts, found)| difference(&prompts[0], &found[0]).max(difference(&prompts[1], &found[1])))
+        .map(|(prompts, found)| largest(prompts.iter().zip(found).map(|(prompt, found)| difference(prompt, found))))
         .collect()
 }
 

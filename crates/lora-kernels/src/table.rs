@@ -64,16 +64,29 @@ impl<'a> SlotTable<'a> {
         self.dtype
     }
 
-    /// A and B of a slot at a site; none where the adapter does not touch it.
-    pub(crate) fn pair(&self, slot: u32, site: &SiteRef) -> Result<Option<PairView<'a>>, KernelError> {
+    /// The entry of a slot at a site, for back ends outside of this crate.
+    ///
+    /// # Errors
+    /// The slot or the site is past the table's end.
+    ///
+    /// # Safety
+    /// The slot is one that an operation with this table names: what [`from_raw`](Self::from_raw) promises of its row
+    /// holds.
+    pub unsafe fn entry(&self, slot: u32, site: &SiteRef) -> Result<SiteEntry, KernelError> {
         if slot as usize >= self.num_slots {
             return Err(KernelError::SlotOutOfRange { slot, num_slots: self.num_slots });
         }
         if site.index >= self.num_sites {
             return Err(KernelError::SiteOutOfRange { site: site.index, num_sites: self.num_sites });
         }
-        // SAFETY: both indices are in range, and the caller of `from_raw` vouches for the rows of slots in use.
-        let entry = unsafe { self.entries.add(slot as usize * self.num_sites + site.index).read() };
+        // SAFETY: both indices are in range, and the caller vouches for the row.
+        Ok(unsafe { self.entries.add(slot as usize * self.num_sites + site.index).read() })
+    }
+
+    /// A and B of a slot at a site; none where the adapter does not touch it.
+    pub(crate) fn pair(&self, slot: u32, site: &SiteRef) -> Result<Option<PairView<'a>>, KernelError> {
+        // SAFETY: operations of this crate ask only for the slots that their rows or runs name.
+        let entry = unsafe { self.entry(slot, site) }?;
         let rank = entry.rank as usize;
         if rank == 0 {
             return Ok(None);
