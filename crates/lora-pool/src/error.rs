@@ -67,6 +67,10 @@ pub enum PoolError {
     /// No slot is free and none may be taken. Retry, unless every slot is pinned.
     #[error(transparent)]
     Full(#[from] PoolFull),
+    /// A step was launched behind which the memory could make no fence, so no slot may be written. Retry after the engine's
+    /// next [`step_launched`](crate::LoraPool::step_launched) has succeeded; it may be called without a new step.
+    #[error("no fence stands behind the last step, so no slot can be written until step_launched succeeds")]
+    StepUnfenced,
     /// The adapter adapts sites that the pool's slots do not cover.
     #[error("the adapter has {} sites that this pool's slots do not cover, the first is {}", sites.len(), first(sites))]
     UncoveredSites {
@@ -136,7 +140,7 @@ impl PoolError {
     /// Whether the same call may succeed later, when other requests or loads are done.
     pub fn is_retryable(&self) -> bool {
         match self {
-            PoolError::LoadUnderWay { .. } | PoolError::InUse { .. } => true,
+            PoolError::LoadUnderWay { .. } | PoolError::InUse { .. } | PoolError::StepUnfenced => true,
             PoolError::Full(full) => full.is_retryable(),
             PoolError::Memory(error) => error.is_retryable(),
             _ => false,

@@ -14,7 +14,7 @@ use crate::error::PoolError;
 use crate::image::{ImageSize, PackedImage};
 use crate::lease::Lease;
 use crate::memory::DeviceMemory;
-use crate::pool::LoraPool;
+use crate::pool::{LoraPool, TakenSlot};
 
 /// The outcome of [`LoraPool::stage`].
 #[derive(Debug)]
@@ -58,19 +58,18 @@ impl<M: DeviceMemory> Reservation<M> {
         let layout = pool.layout();
         let image = PackedImage::pack(prepared, packed, layout.dtype(), pool.memory())?;
 
-        let (slot, victim) = pool.state().take_slot()?;
+        let TakenSlot { slot, victim, fence } = pool.take_slot()?;
         self.slot = Some(slot);
         if let Some(victim) = victim {
             debug!(victim = &*victim, %slot, "victim evicted");
         }
         let slot_offset = pool.placement().slot_offset(slot)?;
-        // Read after the slot was taken: whoever used it last told of that step before giving its lease back.
-        let last_step = pool.last_step();
         let runs = image.copy_runs(layout, slot_offset);
         // SAFETY: the slot is landing and this reservation owns it, so no lease on it exists, no step launched
-        // from now on reads it, and no other load writes it. Steps launched before that read it are behind
-        // `last_step`.
-        let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, last_step.as_deref()) }?;
+        // from now on reads it, and no other load writes it. Steps launched before that read it stand before `fence`, if
+        // the engine keeps `TableRef`'s contract: on a memory whose steps outlive their calls, it tells of each step by
+        // `step_launched` before it drops the leases. Where that call failed, `take_slot` gave no slot.
+        let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, fence.as_deref()) }?;
         let row = image.table_row(layout, pool.memory().address() + slot_offset as u64);
         Ok(Landing { reservation: self, slot, arrived, row, content: prepared.content(), size: image.size() })
     }

@@ -9,9 +9,10 @@
 //! | `placement` | where slots and table stand in the memory |
 //! | `image` | an adapter packed for a pool, and the copies and table row that place it |
 //! | `state` | the protocol: which slot holds what, which name points where, who uses it |
+//! | `steps` | the fence behind the last step that the engine told of |
 //! | `landing` | a load on its way through the protocol |
 //! | `lease` | the counted use of a generation |
-//! | `pool` | the calls, and the one mutex around the protocol |
+//! | `pool` | the calls, and the mutexes around protocol and fence |
 
 mod error;
 mod generation;
@@ -25,6 +26,7 @@ mod placement;
 mod pool;
 mod snapshot;
 mod state;
+mod steps;
 mod table;
 
 pub use error::PoolError;

@@ -90,7 +90,7 @@ pub unsafe trait DeviceMemory: Send + Sync + 'static {
         rows: &[u8],
     ) -> Result<(), MemoryError>;
 
-    /// A fence behind everything launched on `stream` so far.
+    /// A fence behind everything launched on `stream` so far. The pool makes one at a time.
     fn fence(&self, stream: &Self::Stream) -> Result<Self::StepFence, MemoryError>;
 
     /// Reads `into.len()` bytes at `source_offset`, after every copy started so far. May block: not for the

@@ -20,6 +20,7 @@ use crate::options::PoolOptions;
 use crate::placement::FixedStride;
 use crate::snapshot::PoolSnapshot;
 use crate::state::{Loading, PoolState, Reserved};
+use crate::steps::Steps;
 use crate::table::TableRef;
 
 /// Longest name of an adapter, in bytes.
@@ -27,16 +28,16 @@ pub const MAX_NAME_BYTES: usize = 256;
 
 /// Slots for resident adapters, in one block of memory at a fixed address.
 ///
-/// All calls may be made from any thread. The one mutex is held for lookups and changes of state only, never while an
-/// adapter is packed or copied, so [`acquire`](Self::acquire) never waits for a load.
+/// All calls may be made from any thread. The mutex of the state is held for lookups and changes of state only, never while
+/// an adapter is packed or copied or a fence is made, so [`acquire`](Self::acquire) never waits for a load.
 pub struct LoraPool<M: DeviceMemory = HostMemory> {
     memory: M,
     placement: FixedStride,
     state: Mutex<PoolState>,
     /// Notified when a load ends, well or not.
     load_ended: Condvar,
-    /// Behind the last step that the engine told of.
-    last_step: Mutex<Option<Arc<M::StepFence>>>,
+    /// The last step that the engine told of. Locked before `state` where both are.
+    steps: Mutex<Steps<M>>,
 }
 
 impl LoraPool<HostMemory> {
@@ -77,7 +78,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             placement,
             state: Mutex::new(PoolState::new(table)),
             load_ended: Condvar::new(),
-            last_step: Mutex::new(None),
+            steps: Mutex::new(Steps::new()),
         }))
     }
 
@@ -110,7 +111,8 @@ impl<M: DeviceMemory> LoraPool<M> {
     ///
     /// # Errors
     /// Nothing is evicted before the image is packed, and nothing is ever half installed.
-    /// - worth a retry: [`PoolError::Full`] (unless all slots are pinned), [`PoolError::LoadUnderWay`];
+    /// - worth a retry: [`PoolError::Full`] (unless all slots are pinned), [`PoolError::LoadUnderWay`],
+    ///   [`PoolError::StepUnfenced`];
     /// - the name: [`PoolError::EmptyName`], [`PoolError::NameTooLong`], [`PoolError::NameTaken`];
     /// - the adapter: [`PoolError::UncoveredSites`], [`PoolError::TooLarge`], [`PoolError::FeatureMismatch`],
     ///   [`PoolError::Narrowing`];
@@ -184,6 +186,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             Reserved::New => {
                 let reservation = Reservation::new(self.clone(), name);
                 // A load that would find no slot anyway is refused before it packs.
+                self.steps().fence()?;
                 self.state().choose_slot()?;
                 Ok(Staged::Landing(reservation.land(prepared, packed)?))
             }
@@ -259,10 +262,12 @@ impl<M: DeviceMemory> LoraPool<M> {
     ///
     /// All steps of a pool run on one stream. On host memory, where a step is done when its call returns, this does
     /// nothing and may be left out.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`]: nothing stands behind the step, so until a later call succeeds no slot is written, and
+    /// loads are refused with [`PoolError::StepUnfenced`]. Leases may be dropped all the same.
     pub fn step_launched(&self, stream: &M::Stream) -> Result<(), PoolError> {
-        let fence = Arc::new(self.memory.fence(stream)?);
-        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = Some(fence);
-        Ok(())
+        Ok(self.steps().launched(&self.memory, stream)?)
     }
 
     /// The entries of the leased slot, in layout order, as they stand in the slot table.
@@ -311,9 +316,19 @@ impl<M: DeviceMemory> LoraPool<M> {
         &self.placement
     }
 
-    /// The fence behind the last step that the engine told of.
-    pub(crate) fn last_step(&self) -> Option<Arc<M::StepFence>> {
-        self.last_step.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Takes a slot for a landing, with the fence behind every step that may still read it, and the victim's name if
+    /// there was one.
+    pub(crate) fn take_slot(&self) -> Result<TakenSlot<M>, PoolError> {
+        // Held while the slot is taken: whoever used the slot last told of that step before giving its lease back, so
+        // before this; and a fence that fails from now on is of a step that cannot read the slot.
+        let steps = self.steps();
+        let fence = steps.fence()?;
+        let (slot, victim) = self.state().take_slot()?;
+        Ok(TakenSlot { slot, victim, fence })
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps<M>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes those who wait for a load of a name.
@@ -343,6 +358,15 @@ impl<M: DeviceMemory<Stream = HostStream>> LoraPool<M> {
     pub fn load_leased(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<Lease, PoolError> {
         self.load_leased_on(name, prepared, &HostStream)
     }
+}
+
+/// A slot that a landing has just taken.
+pub(crate) struct TakenSlot<M: DeviceMemory> {
+    pub(crate) slot: SlotId,
+    /// Name of the victim that left for it.
+    pub(crate) victim: Option<Arc<str>>,
+    /// Behind the last step.
+    pub(crate) fence: Option<Arc<M::StepFence>>,
 }
 
 fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {

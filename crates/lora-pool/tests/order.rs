@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::thread;
+
 use common::*;
 use lora_math::{SiteEntry, SlotId};
 use lora_pool::{HostStream, PoolError, Staged};
@@ -45,6 +47,49 @@ fn a_reused_slot_waits_for_the_last_step_launched() {
     pool.step_launched(&HostStream).unwrap();
     pool.step_launched(&HostStream).unwrap();
     drop(lease);
+    let Some(Event::Fence { fence }) = control.take_events().pop() else { panic!() };
+    pool.load("b", &small_adapter(2)).unwrap();
+    assert!(matches!(control.take_events()[1], Event::Copy { after: Some(after), .. } if after == fence));
+}
+
+/// Two threads tell of steps; the older fence comes back last.
+#[test]
+fn an_older_fence_never_replaces_a_newer_one() {
+    let (pool, control) = test_pool(options(1));
+    control.slow_down_a_fence();
+    thread::scope(|scope| {
+        scope.spawn(|| pool.step_launched(&HostStream).unwrap());
+        while !control.has_made_a_fence() {
+            thread::yield_now();
+        }
+        pool.step_launched(&HostStream).unwrap();
+    });
+    let [Event::Fence { fence: older }, Event::Fence { fence: newer }] = control.take_events()[..] else { panic!() };
+    assert!(older < newer);
+    pool.load("a", &small_adapter(1)).unwrap();
+    assert!(matches!(control.take_events()[1], Event::Copy { after: Some(after), .. } if after == newer));
+}
+
+#[test]
+fn no_slot_is_written_while_no_fence_stands_behind_a_step() {
+    let (pool, control) = test_pool(options(2));
+    pool.load("a", &small_adapter(1)).unwrap();
+    let held = lease(&pool, "a");
+    pool.step_launched(&HostStream).unwrap();
+    control.fail_in(1);
+    assert_eq!(pool.step_launched(&HostStream), Err(PoolError::Memory(INJECTED)));
+    drop(held);
+    pool.evict("a").unwrap();
+    control.take_events();
+    let empty = pool.snapshot();
+    for name in ["a", "b"] {
+        let expected = "no fence stands behind the last step, so no slot can be written until step_launched succeeds";
+        assert_refused(pool.load(name, &small_adapter(2)), true, expected);
+        assert_refused(pool.stage(name, &small_adapter(2)), true, expected);
+    }
+    assert_eq!((control.take_events().len(), pool.snapshot()), (0, empty));
+
+    pool.step_launched(&HostStream).unwrap();
     let Some(Event::Fence { fence }) = control.take_events().pop() else { panic!() };
     pool.load("b", &small_adapter(2)).unwrap();
     assert!(matches!(control.take_events()[1], Event::Copy { after: Some(after), .. } if after == fence));

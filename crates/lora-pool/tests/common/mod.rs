@@ -2,7 +2,7 @@
 //! what was asked of it, and reads that go the way kernels go: through the slot table's addresses.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lora_adapter::{Adapter, LoraPair, Matrix, PreparedAdapter, prepare};
@@ -135,12 +135,24 @@ pub(crate) struct Control {
     /// Operations until one fails; 0 = none will.
     fail_in: AtomicI64,
     next: AtomicU64,
+    /// Whether the next fence takes its time after it has been made.
+    slow_fence: AtomicBool,
 }
 
 impl Control {
     /// Makes the `nth` operation from now fail (1 = the next one), after half of its work.
     pub(crate) fn fail_in(&self, nth: i64) {
         self.fail_in.store(nth, Ordering::SeqCst);
+    }
+
+    /// Makes the next fence come back late.
+    pub(crate) fn slow_down_a_fence(&self) {
+        self.slow_fence.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a fence has been made since the events were taken.
+    pub(crate) fn has_made_a_fence(&self) -> bool {
+        self.events.lock().unwrap().iter().any(|event| matches!(event, Event::Fence { .. }))
     }
 
     /// Takes back a failure that has not happened. Whether there was one.
@@ -240,6 +252,9 @@ unsafe impl DeviceMemory for TestMemory {
     fn fence(&self, _stream: &HostStream) -> Result<u64, MemoryError> {
         let fence = self.control.number();
         self.control.tell(Event::Fence { fence });
+        if self.control.slow_fence.swap(false, Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
         if self.control.fails() { Err(INJECTED) } else { Ok(fence) }
     }
 
