@@ -95,8 +95,29 @@ fn site_report(site: Site, pair: &LoraPair) -> SiteReport {
     }
 }
 
+/// Experts of a layer that differ in nothing but their number as one row, where the first of them stands.
+fn folded(sites: &[SiteReport]) -> Vec<(&SiteReport, usize)> {
+    let mut rows: Vec<(&SiteReport, usize)> = Vec::new();
+    // Sites ascend, so the rows of a layer stand together at the end.
+    let mut first_of_layer = 0;
+    for site in sites {
+        if rows.last().is_some_and(|(last, _)| last.layer != site.layer) {
+            first_of_layer = rows.len();
+        }
+        let alike = |row: &&mut (&SiteReport, usize)| {
+            let as_first = SiteReport { expert: row.0.expert, ..site.clone() };
+            site.expert.is_some() && row.0.expert.is_some() && *row.0 == as_first
+        };
+        match rows[first_of_layer..].iter_mut().find(alike) {
+            Some((_, num_experts)) => *num_experts += 1,
+            None => rows.push((site, 1)),
+        }
+    }
+    rows
+}
+
 impl fmt::Display for AdapterReport {
-    /// A summary, a table by site, and the notes.
+    /// A summary, a table by site with equal experts in one row, and the notes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Origin { peft_version, base_model, producer } = &self.origin;
         writeln!(f, "content     {}", self.content)?;
@@ -113,18 +134,21 @@ impl fmt::Display for AdapterReport {
             "\n{:>5}  {:<24} {:>4}  {:>9}  {:>15}  {:<9} {:>10}",
             "layer", "module", "rank", "scaling", "in → out", "A, B", "bytes"
         )?;
-        for site in &self.sites {
+        for (site, num_experts) in folded(&self.sites) {
             let layer = site.layer.map(|layer| layer.to_string()).unwrap_or_default();
-            let module = match site.expert {
-                Some(expert) => format!("{} {expert}", site.module),
-                None => site.module.to_owned(),
+            let module = match (site.expert, num_experts) {
+                (Some(expert), 1) => format!("{} {expert}", site.module),
+                (Some(_), _) => format!("{} × {num_experts}", site.module),
+                (None, _) => site.module.to_owned(),
             };
             let features = format!("{} → {}", site.in_features, site.out_features);
             let dtypes = format!("{}, {}", site.a_dtype, site.b_dtype);
             writeln!(
                 f,
                 "{layer:>5}  {module:<24} {:>4}  {:>9.4}  {features:>15}  {dtypes:<9} {:>10}",
-                site.rank, site.scaling, site.file_bytes
+                site.rank,
+                site.scaling,
+                site.file_bytes * num_experts
             )?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))

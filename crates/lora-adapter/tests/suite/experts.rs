@@ -443,3 +443,17 @@ fn every_module_loads_alone() {
         assert!(found.len() == 2 && found.iter().all(module), "{path}: {found:?}");
     }
 }
+
+#[test]
+fn equal_experts_are_one_row_of_the_report() {
+    let report = by_linears(SIZES).report();
+    assert_eq!(report.sites.len(), 9);
+    let text = report.to_string();
+    for module in ["experts.gate_proj × 3", "experts.up_proj × 3", "experts.down_proj × 3"] {
+        assert_eq!(text.matches(module).count(), 1, "{text}");
+    }
+    let patterns = json!({"r": 2, "alpha_pattern": {"experts.1.up_proj": 3}});
+    let tensors = linears(SIZES, "mlp", ["gate_proj", "up_proj", "down_proj"]);
+    let text = load(&config_with(patterns), &tensors).unwrap().report().to_string();
+    assert!(text.contains("experts.up_proj × 2") && text.contains("experts.up_proj 1 "), "{text}");
+}
