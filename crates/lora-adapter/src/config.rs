@@ -11,6 +11,7 @@ use crate::feature::Feature;
 use crate::fields;
 use crate::json;
 use crate::marks::Marks;
+use crate::mlx;
 use crate::notes::{Note, Origin};
 use crate::pair::MAX_RANK;
 use crate::reason::Reason;
@@ -34,6 +35,29 @@ pub(crate) struct Config {
     /// What it says about experts.
     pub(crate) marks: Marks,
     pub(crate) origin: Origin,
+    pub(crate) tool: Tool,
+}
+
+/// Whose rules a config follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    /// PEFT's own, which other trainers write too.
+    Peft,
+    /// mlx-lm's: a scaling in place of alpha.
+    Mlx {
+        /// Rank of every pair.
+        rank: usize,
+    },
+}
+
+impl Tool {
+    /// The field that holds the rank, for messages.
+    fn rank_field(self) -> &'static str {
+        match self {
+            Tool::Peft => "r",
+            Tool::Mlx { .. } => "lora_parameters.rank",
+        }
+    }
 }
 
 /// A pattern table: its entries as they stand in the file, and compiled with the index of each.
@@ -90,6 +114,9 @@ impl Config {
                 return None;
             }
         };
+        if mlx::is_config(&object) {
+            return mlx::config(&object, reasons);
+        }
         let mut fields = Fields { object: &object, reasons };
         if !fields.method() {
             return None;
@@ -110,7 +137,27 @@ impl Config {
             targets: targets(&object),
             marks: Marks::parse(&object, fields.reasons),
             origin: origin(&object),
+            tool: Tool::Peft,
         })
+    }
+
+    /// The config of a tool that has no patterns: one scaling, whatever the rank.
+    pub(crate) fn of_other_tool(tool: Tool, scaling: f64) -> Config {
+        let (rank, producer) = match tool {
+            Tool::Peft => (0, None),
+            Tool::Mlx { rank } => (rank, Some("mlx-lm")),
+        };
+        Config {
+            rank,
+            alpha: scaling,
+            rule: ScalingRule::Given,
+            ranks: Table::default(),
+            alphas: Table::default(),
+            targets: None,
+            marks: Marks::default(),
+            origin: Origin { producer, ..Origin::default() },
+            tool,
+        }
     }
 
     /// Rank and alpha of a module by today's rule.
@@ -120,7 +167,8 @@ impl Config {
         Expected {
             rank: rank.map_or(self.rank, |(_, _, rank)| rank),
             alpha: alpha.map_or(self.alpha, |(_, _, alpha)| alpha),
-            rank_source: rank.map_or("r".to_owned(), |(_, key, _)| format!("rank_pattern {}", shown(key))),
+            rank_source: rank
+                .map_or(self.tool.rank_field().to_owned(), |(_, key, _)| format!("rank_pattern {}", shown(key))),
             rank_entry: rank.map(|(index, ..)| index),
             alpha_entry: alpha.map(|(index, ..)| index),
         }
@@ -169,17 +217,13 @@ impl Fields<'_> {
         self.reasons.push(CONFIG_FILE, reason);
     }
 
-    /// Whether `peft_type` is LORA; the fields of another method mean other things. mlx-lm writes a config of the same
-    /// name without it.
+    /// Whether `peft_type` is LORA; the fields of another method mean other things.
     fn method(&mut self) -> bool {
         let reason = match self.object.get("peft_type") {
             Some(Value::String(method)) if method == "LORA" => return true,
             Some(other) => {
                 let feature = Feature::OtherPeftMethod;
                 Reason::UnsupportedField { field: "peft_type", found: found(other), feature }
-            }
-            None if self.object.contains_key("fine_tune_type") || self.object.contains_key("lora_parameters") => {
-                Reason::UnsupportedFormat { feature: Feature::Mlx }
             }
             None => Reason::MissingField { field: "peft_type", expected: "\"LORA\"" },
         };
@@ -257,7 +301,8 @@ impl Fields<'_> {
     }
 }
 
-fn rank_value(value: &Value) -> Option<usize> {
+/// A rank, as a config gives it.
+pub(crate) fn rank_value(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|rank| usize::try_from(rank).ok()).filter(|rank| (1..=MAX_RANK).contains(rank))
 }
 

@@ -43,7 +43,7 @@ pub enum Feature {
     Arrow,
     /// A base model whose weights are stored `[in, out]` (`fan_in_fan_out`).
     FanInFanOut,
-    /// A directory written by mlx-lm.
+    /// Weights of mlx-lm beside a config that is not mlx-lm's.
     Mlx,
     /// A GGUF adapter.
     Gguf,
@@ -71,7 +71,7 @@ impl Feature {
             Feature::QaLora => "QALoRA",
             Feature::Arrow => "Arrow routing between adapters",
             Feature::FanInFanOut => "a base model with transposed (Conv1D) weights",
-            Feature::Mlx => "the format of mlx-lm",
+            Feature::Mlx => "weights of mlx-lm beside a config of PEFT",
             Feature::Gguf => "the GGUF adapter format",
         }
     }

@@ -82,8 +82,8 @@ pub(crate) enum Half {
 impl Half {
     pub(crate) fn other_name(self, name: &str) -> String {
         match self {
-            Half::A => name.replace(".lora_A.", ".lora_B."),
-            Half::B => name.replace(".lora_B.", ".lora_A."),
+            Half::A => name.replace(".lora_A.", ".lora_B.").replace(".lora_a", ".lora_b"),
+            Half::B => name.replace(".lora_B.", ".lora_A.").replace(".lora_b", ".lora_a"),
         }
     }
 }

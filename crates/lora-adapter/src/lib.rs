@@ -13,6 +13,7 @@ pub mod keys;
 mod load;
 mod marks;
 pub mod matrix;
+mod mlx;
 mod modules;
 pub mod notes;
 pub mod pair;

@@ -55,7 +55,7 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
     };
     let mut pairs = BTreeMap::new();
     let mut gate_up = None;
-    if let Some((mut file, plan)) = weights::open(source, &mut reasons, &mut notes) {
+    if let Some((mut file, plan)) = weights::open(source, config.as_ref(), &mut reasons, &mut notes) {
         let mut planned = sort::plan_pairs(&plan, &mut reasons, &mut notes);
         let marks = config.as_ref().map(|config| &config.marks);
         let experts =

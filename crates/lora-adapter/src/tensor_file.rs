@@ -221,8 +221,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             } else if has_metadata {
                 return Err(A::Error::custom("__metadata__ stands twice"));
             } else {
-                // Says which framework wrote the file; nothing that an adapter means.
-                map.next_value::<BTreeMap<String, String>>()?;
+                // Says which framework wrote the file; nothing that an adapter means. mlx writes null.
+                map.next_value::<Option<BTreeMap<String, String>>>()?;
                 has_metadata = true;
             }
         }

@@ -1,7 +1,9 @@
 //! Which file of a directory holds the weights, and the plan of its tensors, whatever the container.
 
+use crate::config::{Config, Tool};
 use crate::error::Reasons;
 use crate::feature::Feature;
+use crate::mlx;
 use crate::notes::Note;
 use crate::reason::Reason;
 use crate::shards::{self, INDEX_FILES, Joined};
@@ -17,7 +19,21 @@ const PICKLE_FILE: &str = "adapter_model.bin";
 
 /// Opens the tensor file, or the files that an index names, and checks the plan; where there is none, says what stands
 /// there instead. One file is read even where an index stands beside it, as PEFT does.
-pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Option<(Joined, FilePlan)> {
+///
+/// Without a usable config, the files say whose they are.
+pub(crate) fn open(
+    source: &AdapterSource,
+    config: Option<&Config>,
+    reasons: &mut Reasons,
+    notes: &mut Vec<Note>,
+) -> Option<(Joined, FilePlan)> {
+    let is_mlx = match config {
+        Some(config) => matches!(config.tool, Tool::Mlx { .. }),
+        None => source.holds(mlx::WEIGHTS_FILE) && !source.holds(WEIGHTS_FILE),
+    };
+    if is_mlx {
+        return open_mlx(source, reasons);
+    }
     match source.open(WEIGHTS_FILE) {
         Ok((mut file, file_bytes)) => {
             if source.holds(PICKLE_FILE) {
@@ -46,6 +62,19 @@ pub(crate) fn open(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Ve
     }
 }
 
+fn open_mlx(source: &AdapterSource, reasons: &mut Reasons) -> Option<(Joined, FilePlan)> {
+    match source.open(mlx::WEIGHTS_FILE) {
+        Ok((mut file, file_bytes)) => {
+            let plan = tensor_file::read_plan(&mut file, file_bytes, mlx::WEIGHTS_FILE, reasons)?;
+            Some((Joined::new([(file, file_bytes)]), mlx::translate(plan)))
+        }
+        Err(reason) => {
+            reasons.push(mlx::WEIGHTS_FILE, reason);
+            None
+        }
+    }
+}
+
 fn open_pickle(source: &AdapterSource, reasons: &mut Reasons) -> Option<(Joined, FilePlan)> {
     match source.open(PICKLE_FILE) {
         Ok((mut file, file_bytes)) => {
@@ -60,7 +89,7 @@ fn open_pickle(source: &AdapterSource, reasons: &mut Reasons) -> Option<(Joined,
 }
 
 fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature)> {
-    const FORMATS: [(&str, Feature); 1] = [("adapters.safetensors", Feature::Mlx)];
+    const FORMATS: [(&str, Feature); 1] = [(mlx::WEIGHTS_FILE, Feature::Mlx)];
     if let Some((name, feature)) = FORMATS.into_iter().find(|(name, _)| source.holds(name)) {
         return Some((Some(name), feature));
     }

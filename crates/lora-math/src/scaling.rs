@@ -1,4 +1,4 @@
-//! The factor on B·A·x: alpha / rank, or alpha / √rank.
+//! The factor on B·A·x: alpha / rank, alpha / √rank, or a given one.
 //!
 //! This is the only place that divides alpha by a rank. Which rank and which alpha a site has is for
 //! [`patterns`](crate::patterns) and for the reader of the adapter's tensors.
@@ -13,6 +13,8 @@ pub enum ScalingRule {
     Standard,
     /// alpha / √rank (Kalajdzievski 2023, "rsLoRA"): `use_rslora` in an adapter's config.
     RankStabilized,
+    /// Alpha itself, whatever the rank: mlx-lm's `scale`.
+    Given,
 }
 
 /// Numbers that make no scaling. Loading the same adapter again will not help.
@@ -56,6 +58,7 @@ impl ScalingRule {
         let divisor = match self {
             ScalingRule::Standard => rank as f64,
             ScalingRule::RankStabilized => (rank as f64).sqrt(),
+            ScalingRule::Given => 1.0,
         };
         let scaling = (alpha / divisor) as f32;
         if scaling.is_finite() { Ok(scaling) } else { Err(ScalingError::Overflow { alpha, rank }) }
@@ -68,7 +71,7 @@ mod tests {
 
     #[test]
     fn measured_scalings() {
-        use ScalingRule::{RankStabilized, Standard};
+        use ScalingRule::{Given, RankStabilized, Standard};
         for (rule, alpha, rank, expected) in [
             (RankStabilized, 16.0, 16, 4.0),
             (Standard, 64.0, 16, 4.0),
@@ -80,6 +83,8 @@ mod tests {
             (RankStabilized, 0.5, 1, 0.5),
             (Standard, 0.0, 8, 0.0),
             (Standard, -8.0, 4, -2.0),
+            (Given, 2.5, 4, 2.5),
+            (Given, 0.1, 7, 0.1),
         ] {
             assert_eq!(rule.scaling(alpha, rank), Ok(expected), "{rule:?} {alpha} {rank}");
         }
@@ -87,7 +92,7 @@ mod tests {
 
     #[test]
     fn numbers_without_a_scaling_are_refused() {
-        for rule in [ScalingRule::Standard, ScalingRule::RankStabilized] {
+        for rule in [ScalingRule::Standard, ScalingRule::RankStabilized, ScalingRule::Given] {
             assert_eq!(rule.scaling(16.0, 0), Err(ScalingError::ZeroRank { alpha: 16.0 }));
             assert!(matches!(rule.scaling(f64::NAN, 4), Err(ScalingError::BadAlpha { rank: 4, .. })));
             let alpha = f64::INFINITY;
