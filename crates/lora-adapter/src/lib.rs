@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+mod archive_error;
 mod config;
 pub mod error;
 pub mod exact;
@@ -31,6 +32,7 @@ mod values;
 mod weights;
 
 pub use adapter::Adapter;
+pub use archive_error::ArchiveError;
 pub use error::{LoadError, Located};
 pub use exact::exact_slot_dtype;
 pub use experts::GateUpOrder;
@@ -44,4 +46,3 @@ pub use prepare::{Misfit, PreparedAdapter, Refusal, prepare};
 pub use reason::Reason;
 pub use report::{AdapterReport, SiteReport};
 pub use source::AdapterSource;
-pub use torch_zip::ArchiveError;

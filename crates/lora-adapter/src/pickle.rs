@@ -1,15 +1,20 @@
 //! The tensors that a pickle of torch describes, read by a machine that can do nothing else.
 //!
 //! A pickle is a program. The opcodes here are those that `torch.save` writes for a dictionary of tensors; the names
-//! that it may call are a list in this file, and calling one makes a description of a tensor, never the thing itself. No
+//! that it may call are a list in `names`, and calling one makes a description of a tensor, never the thing itself. No
 //! other opcode and no other name is followed, so no code of the file runs. Values live in flat tables: a value that
 //! holds itself costs nothing, and nothing here recurses. Strings stay in the bytes of the file.
+//! Long because the opcodes are one machine over one set of tables.
+
+mod error;
+mod names;
 
 use std::collections::HashMap;
 
-use thiserror::Error;
+pub use error::PickleError;
 
 use crate::error::shown;
+use names::{Dtype, Global};
 
 /// Values on the stack at once: `torch.save` needs about two thousand, a batch of a thousand entries.
 const MAX_STACK: usize = 10_000;
@@ -19,96 +24,6 @@ const BYTES_PER_VALUE: usize = 2;
 
 /// Dimensions of a tensor.
 const MAX_DIMS: usize = 8;
-
-/// Why a pickle is not read. Never worth a retry with the same file.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum PickleError {
-    /// It ends in the middle.
-    #[error("it ends at byte {offset} of the pickle, before its end mark")]
-    Truncated {
-        /// Where the missing bytes should be.
-        offset: usize,
-    },
-    /// An opcode that no dictionary of tensors needs.
-    #[error("opcode {opcode:#04x} at byte {offset} of the pickle is not one of those that tensors need")]
-    ForbiddenOpcode {
-        /// The opcode.
-        opcode: u8,
-        /// Where it stands.
-        offset: usize,
-    },
-    /// A name of Python code that is not on the list.
-    #[error("{global} at byte {offset} of the pickle is not one of the names that tensors need; nothing was run")]
-    ForbiddenGlobal {
-        /// Module and name.
-        global: String,
-        /// Where it stands.
-        offset: usize,
-    },
-    /// A call of something that is not a function of the list, or a state given to something that takes none.
-    #[error("a call at byte {offset} of the pickle that tensors do not need; nothing was run")]
-    ForbiddenCall {
-        /// Where it stands.
-        offset: usize,
-    },
-    /// A call on the list with other arguments than `torch.save` writes.
-    #[error("{call} at byte {offset} of the pickle has other arguments than torch.save writes")]
-    BadArguments {
-        /// What is called.
-        call: &'static str,
-        /// Where.
-        offset: usize,
-    },
-    /// The stack does not hold what an opcode takes.
-    #[error("the opcode at byte {offset} of the pickle takes what is not on the stack")]
-    BadStack {
-        /// Where it stands.
-        offset: usize,
-    },
-    /// The memo has no such entry.
-    #[error("the pickle asks at byte {offset} for entry {index} of its memo, which is not there")]
-    BadMemo {
-        /// The entry.
-        index: u32,
-        /// Where.
-        offset: usize,
-    },
-    /// More values than a file of tensors has.
-    #[error("more than {limit} values at byte {offset} of the pickle")]
-    TooMany {
-        /// The limit.
-        limit: usize,
-        /// Where.
-        offset: usize,
-    },
-    /// Text that is not UTF-8, or a number of more than 64 bits.
-    #[error("a value at byte {offset} of the pickle is not one that tensors need")]
-    BadValue {
-        /// Where.
-        offset: usize,
-    },
-    /// Bytes after the end mark.
-    #[error("the pickle ends at byte {offset}, its file goes on")]
-    TrailingBytes {
-        /// Where the end mark stands.
-        offset: usize,
-    },
-    /// The file holds something other than a dictionary.
-    #[error("expected a dictionary of tensors, found {found}")]
-    NotADictionary {
-        /// What it is.
-        found: &'static str,
-    },
-    /// An entry of the dictionary is not a named tensor.
-    #[error("entry {entry}: expected a tensor, found {found}")]
-    NotATensor {
-        /// Its key.
-        entry: String,
-        /// What it is.
-        found: &'static str,
-    },
-}
 
 /// A tensor as the pickle describes it. Nothing is checked against the archive.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,74 +57,6 @@ impl Storage<'_> {
     /// Its length by the pickle; none where no length can be that large.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.num_elements.checked_mul(self.dtype.map_or(1, |dtype| dtype.bytes))
-    }
-}
-
-/// An element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dtype {
-    /// Its name in safetensors files.
-    pub(crate) name: &'static str,
-    pub(crate) bytes: u64,
-}
-
-const fn dtype(name: &'static str, bytes: u64) -> Dtype {
-    Dtype { name, bytes }
-}
-
-/// Storage classes of module `torch`.
-const STORAGES: [(&str, Dtype); 12] = [
-    ("FloatStorage", dtype("F32", 4)),
-    ("DoubleStorage", dtype("F64", 8)),
-    ("HalfStorage", dtype("F16", 2)),
-    ("BFloat16Storage", dtype("BF16", 2)),
-    ("LongStorage", dtype("I64", 8)),
-    ("IntStorage", dtype("I32", 4)),
-    ("ShortStorage", dtype("I16", 2)),
-    ("CharStorage", dtype("I8", 1)),
-    ("ByteStorage", dtype("U8", 1)),
-    ("BoolStorage", dtype("BOOL", 1)),
-    ("ComplexFloatStorage", dtype("C64", 8)),
-    ("ComplexDoubleStorage", dtype("C128", 16)),
-];
-
-/// Dtypes of module `torch` that have no storage class.
-const DTYPES: [(&str, Dtype); 8] = [
-    ("float8_e4m3fn", dtype("F8_E4M3", 1)),
-    ("float8_e5m2", dtype("F8_E5M2", 1)),
-    ("float8_e4m3fnuz", dtype("F8_E4M3FNUZ", 1)),
-    ("float8_e5m2fnuz", dtype("F8_E5M2FNUZ", 1)),
-    ("float8_e8m0fnu", dtype("F8_E8M0", 1)),
-    ("uint16", dtype("U16", 2)),
-    ("uint32", dtype("U32", 4)),
-    ("uint64", dtype("U64", 8)),
-];
-
-/// A name that a pickle of tensors may use.
-#[derive(Clone, Copy, Debug)]
-enum Global {
-    OrderedDict,
-    RebuildTensor,
-    RebuildTensorWithDtype,
-    RebuildParameter,
-    Storage(Option<Dtype>),
-    Dtype(Dtype),
-}
-
-impl Global {
-    fn find(module: &str, name: &str) -> Option<Global> {
-        let among = |table: &[(&str, Dtype)]| table.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
-        match (module, name) {
-            ("collections", "OrderedDict") => Some(Global::OrderedDict),
-            ("torch._utils", "_rebuild_tensor_v2") => Some(Global::RebuildTensor),
-            ("torch._utils", "_rebuild_tensor_v3") => Some(Global::RebuildTensorWithDtype),
-            ("torch._utils", "_rebuild_parameter") => Some(Global::RebuildParameter),
-            ("torch.storage", "UntypedStorage") => Some(Global::Storage(None)),
-            ("torch", _) => {
-                among(&STORAGES).map(|dtype| Global::Storage(Some(dtype))).or_else(|| among(&DTYPES).map(Global::Dtype))
-            }
-            _ => None,
-        }
     }
 }
 

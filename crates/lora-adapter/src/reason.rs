@@ -1,15 +1,15 @@
 //! The kinds of reasons for which an adapter is refused, in the order in which a reader meets them: directory, config,
-//! tensor file, single tensors, adapters made in memory.
+//! tensor file, single tensors, adapters made in memory. Long because it is one list, with the numbers of each.
 
 use lora_math::Site;
 use lora_math::scaling::ScalingError;
 use thiserror::Error;
 
+use crate::archive_error::ArchiveError;
 use crate::feature::Feature;
 use crate::keys::Dialect;
 use crate::matrix::MatrixError;
 use crate::pickle::PickleError;
-use crate::torch_zip::ArchiveError;
 
 /// One thing that is wrong with an adapter.
 #[derive(Clone, Debug, PartialEq, Error)]

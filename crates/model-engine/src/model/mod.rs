@@ -1,6 +1,6 @@
 //! A decoder-only transformer as a list of layers, each described by its parts.
 //!
-//! A layer is a [`Mixer`] (how tokens see each other) and a [`FeedForward`] (what is done to each token alone); the
+//! A layer is a `Mixer` (how tokens see each other) and a `FeedForward` (what is done to each token alone); the
 //! forward pass matches on the parts, so a family of models is a description and not a copy of the pass. The model holds
 //! weights and the description only: sequences, caches and adapters are the engine's.
 
