@@ -26,6 +26,7 @@ fn requests() -> Vec<Request> {
             max_new_tokens: 4 + index as usize * 3,
             temperature: if index % 2 == 0 { 0.0 } else { 0.8 },
             seed: u64::from(index),
+            ignore_end_tokens: false,
         })
         .collect()
 }
@@ -95,6 +96,9 @@ fn end_tokens_limits_and_the_context_end_a_request() {
     let end_tokens = engine.model().config().eos_token_ids.clone();
     assert!(!end_tokens.is_empty());
     let many: Vec<Request> = (0..200).map(|seed| Request { seed, prompt: vec![5; 2], ..ask(50) }).collect();
+    let on: Vec<Request> = many.iter().map(|request| Request { ignore_end_tokens: true, ..request.clone() }).collect();
+    let went_on = run(&mut engine, &on[..8]).completions;
+    assert!(went_on.iter().all(|completion| completion.finished == FinishReason::ContextFull));
     let ended = many.iter().map(|request| run(&mut engine, std::slice::from_ref(request)).completions.remove(0));
     let ended: Vec<_> = ended.filter(|completion| completion.finished == FinishReason::EndToken).collect();
     assert!(!ended.is_empty(), "no draw met an end token");

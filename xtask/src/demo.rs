@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::fetch;
 
+/// Runs of each batch that are timed.
+const SPEED_RUNS: usize = 3;
+
 /// Options of the demo.
 #[derive(Args)]
 pub(crate) struct DemoArgs {
@@ -38,23 +41,33 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
 
     let names: Vec<&str> = std::iter::once("base").chain(adapters.iter().map(|(name, _)| name.as_str())).collect();
     eprintln!("one batch: {}", names.join(", "));
-    let mixed = generate(args, &binary, &model, &adapters, &names)?;
+    let runner = Runner { args, binary, model };
+    let answers = runner.generate(&adapters, &names, &[])?.answers;
+    // For speed every row runs to the full length, so that both batches keep their size; they take turns.
     let base_only = vec!["base"; names.len()];
-    let base = generate(args, &binary, &model, &[], &base_only)?;
+    let to_the_end = ["--ignore-end-tokens"];
+    let (mut mixed, mut base) = (Vec::new(), Vec::new());
+    for _ in 0..SPEED_RUNS {
+        mixed.push(runner.generate(&adapters, &names, &to_the_end)?.tokens_per_second);
+        base.push(runner.generate(&[], &base_only, &to_the_end)?.tokens_per_second);
+    }
+    let (mixed, base) = (median(mixed), median(base));
 
     println!("\nQuestion: {}\n", args.question);
-    for (name, answer) in names.iter().zip(&mixed.answers) {
+    for (name, answer) in names.iter().zip(&answers) {
         print_answer(name, answer);
     }
-    let size = names.len();
-    println!(
-        "decode, mixed batch of {size} ({} adapters + base): {:.1} tokens/s",
-        adapters.len(),
-        mixed.tokens_per_second
-    );
-    println!("decode, the same prompts, base only, batch of {size}: {:.1} tokens/s", base.tokens_per_second);
-    println!("mixed / base only: {:.0} %", 100.0 * mixed.tokens_per_second / base.tokens_per_second);
+    let (tokens, count) = (args.max_new_tokens, adapters.len());
+    println!("decode to {tokens} tokens a row, median of {SPEED_RUNS} runs in turns:");
+    println!("  base and {count} adapters in one batch   {mixed:6.1} tokens/s");
+    println!("  the same prompts, base only       {base:6.1} tokens/s");
+    println!("  the first over the second         {:6.0} %", 100.0 * mixed / base);
     Ok(())
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
 }
 
 /// Name and folder of every demo adapter, by name.
@@ -96,45 +109,49 @@ struct Answers {
     tokens_per_second: f64,
 }
 
-fn generate(
-    args: &DemoArgs,
-    binary: &Path,
-    model: &Path,
-    adapters: &[(String, PathBuf)],
-    selections: &[&str],
-) -> Result<Answers> {
-    let mut command = Command::new(binary);
-    command.arg("generate").arg("--json").arg("--model").arg(model);
-    command.arg("--max-new-tokens").arg(args.max_new_tokens.to_string());
-    if let Some(threads) = args.threads {
-        command.arg("--threads").arg(threads.to_string());
+/// The built binary with the model and the options of the demo.
+struct Runner<'a> {
+    args: &'a DemoArgs,
+    binary: PathBuf,
+    model: PathBuf,
+}
+
+impl Runner<'_> {
+    /// The question once for each selection, in one batch.
+    fn generate(&self, adapters: &[(String, PathBuf)], selections: &[&str], more: &[&str]) -> Result<Answers> {
+        let mut command = Command::new(&self.binary);
+        command.arg("generate").arg("--json").arg("--model").arg(&self.model);
+        command.args(more).arg("--max-new-tokens").arg(self.args.max_new_tokens.to_string());
+        if let Some(threads) = self.args.threads {
+            command.arg("--threads").arg(threads.to_string());
+        }
+        for (name, path) in adapters {
+            command.arg("--adapter").arg(format!("{name}={}", path.display()));
+        }
+        for selection in selections {
+            command.arg("--prompt").arg(&self.args.question).arg("--use").arg(selection);
+        }
+        let output = command.stderr(Stdio::inherit()).output().context("multilora could not be run")?;
+        if !output.status.success() {
+            bail!("multilora generate ended with {}", output.status);
+        }
+        let lines: Vec<Value> = String::from_utf8(output.stdout)?
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()
+            .context("multilora generate printed something that is not JSON")?;
+        let text = |line: &Value| line["text"].as_str().map(str::to_owned);
+        let answers: Vec<String> = lines.iter().filter(|line| line["type"] == "result").filter_map(text).collect();
+        let tokens_per_second = lines
+            .iter()
+            .find(|line| line["type"] == "stats")
+            .and_then(|line| line["decode_tokens_per_second"].as_f64())
+            .context("multilora generate printed no statistics")?;
+        if answers.len() != selections.len() {
+            bail!("{} answers for {} prompts", answers.len(), selections.len());
+        }
+        Ok(Answers { answers, tokens_per_second })
     }
-    for (name, path) in adapters {
-        command.arg("--adapter").arg(format!("{name}={}", path.display()));
-    }
-    for selection in selections {
-        command.arg("--prompt").arg(&args.question).arg("--use").arg(selection);
-    }
-    let output = command.stderr(Stdio::inherit()).output().context("multilora could not be run")?;
-    if !output.status.success() {
-        bail!("multilora generate ended with {}", output.status);
-    }
-    let lines: Vec<Value> = String::from_utf8(output.stdout)?
-        .lines()
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()
-        .context("multilora generate printed something that is not JSON")?;
-    let text = |line: &Value| line["text"].as_str().map(str::to_owned);
-    let answers: Vec<String> = lines.iter().filter(|line| line["type"] == "result").filter_map(text).collect();
-    let tokens_per_second = lines
-        .iter()
-        .find(|line| line["type"] == "stats")
-        .and_then(|line| line["decode_tokens_per_second"].as_f64())
-        .context("multilora generate printed no statistics")?;
-    if answers.len() != selections.len() {
-        bail!("{} answers for {} prompts", answers.len(), selections.len());
-    }
-    Ok(Answers { answers, tokens_per_second })
 }
 
 /// Prints one answer in a column beside its name.

@@ -27,6 +27,8 @@ pub struct Request {
     pub temperature: f32,
     /// Where the draws start: equal requests with equal seeds give equal tokens.
     pub seed: u64,
+    /// Go on after a token that ends a generation: for measuring, where every row must run as long.
+    pub ignore_end_tokens: bool,
 }
 
 /// Why a request ended.
@@ -162,6 +164,7 @@ struct Running<'a> {
     text: String,
     /// Tokens after which it ends, and why.
     limit: (usize, FinishReason),
+    ignore_end_tokens: bool,
     finished: Option<FinishReason>,
 }
 
@@ -250,6 +253,7 @@ impl<'a> Generator<'a> {
             token_ids: Vec::with_capacity(limit.0),
             text: String::new(),
             limit,
+            ignore_end_tokens: asked.ignore_end_tokens,
             finished: None,
         })
     }
@@ -266,7 +270,7 @@ impl Running<'_> {
     ) -> Result<(), TokenizerError> {
         let (max_tokens, reason) = self.limit;
         self.token_ids.push(token_id);
-        self.finished = if end_tokens.contains(&token_id) {
+        self.finished = if !self.ignore_end_tokens && end_tokens.contains(&token_id) {
             Some(FinishReason::EndToken)
         } else {
             (self.token_ids.len() >= max_tokens).then_some(reason)

@@ -38,6 +38,9 @@ pub(crate) struct GenerateArgs {
     /// Take prompts as they are, without the model's chat template.
     #[arg(long)]
     raw: bool,
+    /// Go on after the model's end tokens, to the full --max-new-tokens: for measuring.
+    #[arg(long)]
+    ignore_end_tokens: bool,
     /// Print JSON lines: a result for each prompt, then statistics.
     #[arg(long)]
     json: bool,
@@ -93,6 +96,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
                 temperature: args.temperature,
                 // Equal prompts of one call differ, as they would in two calls.
                 seed: args.seed.wrapping_add(index as u64),
+                ignore_end_tokens: args.ignore_end_tokens,
             })
         })
         .collect::<Result<_>>()?;
