@@ -52,8 +52,7 @@ fn main() -> ExitCode {
             if broken_pipe {
                 return ExitCode::SUCCESS;
             }
-            let line = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
-            eprintln!("error: {line}");
+            eprintln!("error: {}", cli::one_line(&error));
             ExitCode::from(2)
         }
     }

@@ -47,6 +47,9 @@ fn assert_refused<S: AsRef<str>>(arguments: &[S], naming: &[&str]) {
     assert_eq!(error.lines().count(), 1, "{error}");
     assert!(error.starts_with("error: "), "{error}");
     assert!(output.stdout.is_empty());
+    let causes: Vec<&str> = error.trim().split(": ").filter(|cause| cause.len() > 12).collect();
+    let different: std::collections::BTreeSet<&str> = causes.iter().copied().collect();
+    assert_eq!(causes.len(), different.len(), "a cause is said twice: {error}");
     for name in naming {
         assert!(error.contains(name), "{name:?} is not in: {error}");
     }
@@ -218,6 +221,8 @@ fn bad_input_is_refused_in_one_line() {
 
     assert_refused(&["plan", "--model", &nowhere, "--max-rank", "8", "--slots", "1"], &["nowhere"]);
     assert_refused(&["plan", "--model", &empty, "--max-rank", "8", "--slots", "1"], &["config.json"]);
+    let text = file("text.gguf", "root");
+    assert_refused(&["plan", "--model", &text, "--max-rank", "8", "--slots", "1"], &["not a GGUF file", "\"root\""]);
     assert_refused(&["plan", "--model", &model, "--max-rank", "0", "--slots", "1"], &["max_rank"]);
     let huge = u64::MAX.to_string();
     assert_refused(&["plan", "--model", &model, "--max-rank", &huge, "--slots", "1"], &["overflow"]);

@@ -18,6 +18,7 @@ use multilora::math::{LayoutOptions, ModelShape, ModuleSet, SlotDtype, SlotLayou
 use multilora::pool::packed_layout;
 
 use super::bytes::show;
+use super::one_line;
 use super::setup::{SlotDtypeArg, exact_dtype};
 
 /// Options of `multilora inspect`.
@@ -103,7 +104,7 @@ fn inspect(args: &InspectArgs, shape: Option<&ModelShape>) -> Inspection {
     match prepare(adapter, shape) {
         Err(refusal) => inspection.reasons = refusal.reasons.iter().map(ToString::to_string).collect(),
         Ok(adapter) => match cost(&adapter, shape, args.slot_dtype) {
-            Err(reason) => inspection.reasons = vec![format!("{reason:#}")],
+            Err(reason) => inspection.reasons = vec![one_line(&reason)],
             Ok(slot) => {
                 inspection.slot = Some(slot);
                 inspection.loads = true;

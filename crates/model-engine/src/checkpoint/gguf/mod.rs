@@ -32,7 +32,7 @@ const MAX_NAME_BYTES: usize = 1024;
 #[non_exhaustive]
 pub enum GgufError {
     /// The first bytes are another format's.
-    #[error("not a GGUF file: it begins with {found:?}")]
+    #[error("not a GGUF file: it begins with \"{}\"", found.escape_ascii())]
     Magic {
         /// The first bytes, at most four.
         found: Vec<u8>,
