@@ -24,7 +24,7 @@ use crate::values::{self, MatrixPlan};
 use crate::weights;
 
 /// More than the pairs of stacked experts in any model: a small file could claim millions.
-const MAX_EXPERT_PAIRS: usize = 1 << 18;
+pub(crate) const MAX_EXPERT_PAIRS: usize = 1 << 18;
 
 /// Reads the adapter in `source`, or the only one in a folder below it: there PEFT saves an adapter with a name.
 pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {

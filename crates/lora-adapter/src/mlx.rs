@@ -17,6 +17,12 @@ pub(crate) const WEIGHTS_FILE: &str = "adapters.safetensors";
 /// More than any model has in a layer: a small tensor could claim a million.
 const MAX_EXPERTS: u64 = 4096;
 
+/// Expert matrices of one file, A and B.
+const MAX_EXPERT_TENSORS: u64 = 2 * crate::load::MAX_EXPERT_PAIRS as u64;
+
+/// Bytes of the name of a stack: it is repeated for each expert.
+const MAX_STACK_NAME: usize = 512;
+
 /// Whether a config is one of mlx-lm's.
 pub(crate) fn is_config(object: &Map<String, Value>) -> bool {
     !object.contains_key("peft_type")
@@ -83,12 +89,16 @@ pub(crate) fn config(object: &Map<String, Value>, reasons: &mut Reasons) -> Opti
 }
 
 /// The plan with PEFT's names and orientation. Stacked experts become one tensor for each expert.
+///
+/// What a header says in few bytes must not become much memory: a stack without elements, under a very long name, or
+/// beyond the most expert matrices of a file stays one tensor, and is refused for its three dimensions.
 pub(crate) fn translate(plan: FilePlan) -> FilePlan {
-    let tensors = plan.tensors.into_iter().flat_map(translate_tensor).collect();
+    let mut room = MAX_EXPERT_TENSORS;
+    let tensors = plan.tensors.into_iter().flat_map(|tensor| translate_tensor(tensor, &mut room)).collect();
     FilePlan { tensors, ..plan }
 }
 
-fn translate_tensor(tensor: TensorPlan) -> Vec<TensorPlan> {
+fn translate_tensor(tensor: TensorPlan, room: &mut u64) -> Vec<TensorPlan> {
     let Some((path, part)) = tensor.name.rsplit_once('.') else { return vec![named_alike(tensor)] };
     let half = match part {
         "lora_a" => "A",
@@ -100,8 +110,12 @@ fn translate_tensor(tensor: TensorPlan) -> Vec<TensorPlan> {
         _ => return vec![named_alike(tensor)],
     };
     if let ([num_experts, rows, cols], Some((layer, module))) = (&tensor.shape[..], path.split_once(".switch_mlp."))
-        && (1..=MAX_EXPERTS).contains(num_experts)
+        && (1..=MAX_EXPERTS.min(*room)).contains(num_experts)
+        && *rows > 0
+        && *cols > 0
+        && tensor.name.len() <= MAX_STACK_NAME
     {
+        *room -= num_experts;
         let expert_bytes = (tensor.end - tensor.begin) / num_experts;
         let expert = |index: u64| {
             let begin = tensor.begin + index * expert_bytes;
@@ -164,8 +178,28 @@ mod tests {
         let ranges: Vec<_> = experts.iter().map(|expert| expert.begin..expert.end).collect();
         assert_eq!(ranges, [100..868, 868..1636, 1636..2404]);
         assert!(experts.iter().all(|expert| expert.shape == [48, 4] && !expert.transposed));
-        let many = translated("model.layers.0.mlp.switch_mlp.up_proj.lora_b", &[1 << 20, 1, 1]);
-        assert_eq!(many.len(), 1);
+    }
+
+    /// What is not taken apart has three dimensions, which no matrix has.
+    #[test]
+    fn a_short_header_does_not_become_many_tensors() {
+        let name = "model.layers.0.mlp.switch_mlp.up_proj.lora_b";
+        for shape in [[1 << 20, 1, 1], [4096, 0, 5], [4096, 5, 0], [0, 5, 5]] {
+            assert_eq!(translated(name, &shape).len(), 1, "{shape:?}");
+        }
+        let long = format!("{}{name}", "x".repeat(1 << 20));
+        assert_eq!(translated(&long, &[4096, 1, 1]).len(), 1);
+        let stack = TensorPlan {
+            name: name.to_owned(),
+            peft_name: None,
+            dtype: "F32",
+            shape: vec![4096, 1, 1],
+            transposed: false,
+            begin: 0,
+            end: 4096 * 4,
+        };
+        let plan = FilePlan { file: WEIGHTS_FILE, tensors: vec![stack; 200], data_offset: 8 };
+        assert_eq!(translate(plan).tensors.len() as u64, MAX_EXPERT_TENSORS + 200 - MAX_EXPERT_TENSORS / 4096);
     }
 
     #[test]

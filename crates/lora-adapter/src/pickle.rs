@@ -462,8 +462,8 @@ impl<'a> Machine<'a> {
             _ => return Err(bad),
         };
         let dtype = match (with_dtype, rest, storage.dtype) {
-            (true, [Value::Global(Global::Dtype(dtype)), ..], None) if rest.len() <= 2 => *dtype,
-            (false, [] | [_], Some(dtype)) => dtype,
+            (true, [Value::Global(Global::Dtype(dtype)), more @ ..], None) if self.is_plain(more) => *dtype,
+            (false, more, Some(dtype)) if self.is_plain(more) => dtype,
             _ => return Err(bad),
         };
         let (shape, strides) = (self.dims(sizes), self.dims(strides));
@@ -474,6 +474,16 @@ impl<'a> Machine<'a> {
         self.keep(shape.len() + 1)?;
         self.tensors.push(Tensor { storage, dtype, offset, shape, strides });
         self.push(Value::Tensor(self.tensors.len() - 1))
+    }
+
+    /// Whether the metadata of a tensor, its last argument, says nothing: torch writes there that the stored elements
+    /// are to be negated or conjugated.
+    fn is_plain(&self, metadata: &[Value<'a>]) -> bool {
+        match metadata {
+            [] | [Value::None] => true,
+            [Value::Dict(dict)] => self.dicts[*dict].is_empty(),
+            _ => false,
+        }
     }
 
     fn dims(&self, value: Value<'a>) -> Option<Vec<u64>> {

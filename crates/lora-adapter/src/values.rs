@@ -98,7 +98,8 @@ pub(crate) fn read(
         drop(sender);
         let mut checked = drain(&receiver);
         for helper in helpers {
-            checked.extend(helper.join().unwrap_or_default());
+            // A lost result would move the later ones to other sites.
+            checked.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         read.map(|()| checked)
     })?;

@@ -110,6 +110,27 @@ fn calls_take_only_what_torch_writes() {
     forbidden(&unequal.0);
 }
 
+/// torch says in the last argument of a tensor that its elements are to be negated or conjugated.
+#[test]
+fn metadata_that_changes_a_tensor_is_refused() {
+    let with_metadata = |metadata: &[u8]| {
+        let mut pickle = Pickle::default().op(b"\x80\x02}").text("a").tensor("0", 32, 0, &[4, 8], &[8, 1]).0;
+        // The arguments end with the call: `tR`.
+        pickle.truncate(pickle.len() - 2);
+        pickle.extend_from_slice(metadata);
+        pickle.extend_from_slice(b"tRs.");
+        pickle
+    };
+    for changing in [&b"}X\x03\x00\x00\x00neg\x88s"[..], b"}X\x04\x00\x00\x00conj\x88s", b"K\x01", b"}}"] {
+        let found = refused(&with_metadata(changing));
+        assert!(matches!(found, PickleError::BadArguments { .. }), "{found}");
+    }
+    for plain in [&b""[..], b"N", b"}"] {
+        // Goes on to the archive, which has no such tensor.
+        assert!(!matches!(reason(open_bin(&archive(&with_metadata(plain)))), Reason::Pickle(_)));
+    }
+}
+
 /// A state may only be the versions of modules, on a dictionary.
 #[test]
 fn states_are_refused() {
