@@ -59,7 +59,8 @@ fn adapters(criterion: &mut Criterion) {
             let sites = [SiteRef { index: 0, features }];
             let x = vec![0.5; NUM_ROWS * in_features];
             let mut y = vec![0.0; NUM_ROWS * out_features];
-            let mut h = ShrinkBuffer::new(ShrinkCapacity { max_entries: NUM_ROWS, max_sites: 1, max_rank: RANK });
+            let mut h =
+                ShrinkBuffer::new(ShrinkCapacity { max_entries: NUM_ROWS, max_sites: 1, max_rank: RANK }).unwrap();
             let id = BenchmarkId::new(format!("{in_features}-{out_features}"), format!("{num_slots} adapters"));
             group.bench_function(id, |bencher| {
                 bencher.iter(|| {

@@ -216,7 +216,7 @@ fn lora(name: &str, cpu: Cpu, probes: &Probes, features: Features, num_rows: usi
     rows.stamp(&adapters, num_rows).expect("a step that fits");
     let x = vec![0.5f32; num_rows * in_features];
     let mut y = vec![0.0f32; num_rows * out_features];
-    let mut h = ShrinkBuffer::new(ShrinkCapacity { max_entries: num_rows, max_sites: 1, max_rank: rank });
+    let mut h = ShrinkBuffer::new(ShrinkCapacity { max_entries: num_rows, max_sites: 1, max_rank: rank }).unwrap();
     let work = Work {
         bytes: 2 * set + 4 * num_rows * (in_features + 2 * out_features),
         mul_adds: num_rows * (a_values + b_values),

@@ -137,10 +137,19 @@ pub struct ShrinkBuffer {
 
 impl ShrinkBuffer {
     /// A buffer of this size; nothing is allocated after this.
-    pub fn new(capacity: ShrinkCapacity) -> Self {
+    ///
+    /// # Errors
+    /// [`KernelError::ShrinkBufferSize`] where it does not fit in memory.
+    pub fn new(capacity: ShrinkCapacity) -> Result<Self, KernelError> {
         let ShrinkCapacity { max_entries, max_sites, max_rank } = capacity;
-        let h = vec![0.0; max_entries * max_sites * max_rank];
-        ShrinkBuffer { capacity, h, held_entries: 0, held_sites: 0 }
+        let too_large = KernelError::ShrinkBufferSize { max_entries, max_sites, max_rank };
+        // Kernels write through pointers within the capacity: a product that wraps would be a buffer smaller than it says.
+        let len = max_entries.checked_mul(max_sites).and_then(|len| len.checked_mul(max_rank));
+        let len = len.ok_or_else(|| too_large.clone())?;
+        let mut h = Vec::new();
+        h.try_reserve_exact(len).map_err(|_| too_large)?;
+        h.resize(len, 0.0);
+        Ok(ShrinkBuffer { capacity, h, held_entries: 0, held_sites: 0 })
     }
 
     /// What the buffer was made for.

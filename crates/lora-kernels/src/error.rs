@@ -146,6 +146,16 @@ pub enum KernelError {
         /// Sites that the buffer holds.
         max_sites: usize,
     },
+    /// A shrink buffer that does not fit in memory.
+    #[error("a shrink buffer of {max_entries} entries × {max_sites} sites × rank {max_rank} does not fit in memory")]
+    ShrinkBufferSize {
+        /// Entries asked for.
+        max_entries: usize,
+        /// Sites asked for.
+        max_sites: usize,
+        /// Rank asked for.
+        max_rank: usize,
+    },
     /// An expand of other entries or sites than the last shrink into the buffer.
     #[error(
         "expand of {entries} entries × {sites} sites, but the buffer holds a shrink of {held_entries} × {held_sites}"

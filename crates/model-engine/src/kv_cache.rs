@@ -5,6 +5,7 @@
 //! Who owns a block is the engine's knowledge (the tables); this module stores, and counts what is free.
 
 use crate::model::ops::LANES;
+use crate::zeroed::zeroed;
 
 /// Positions in one block. Attention reduces block by block, so this number is part of every result's bits.
 pub const BLOCK_TOKENS: usize = LANES;
@@ -61,14 +62,11 @@ impl KvCache {
         let len = [shape.num_layers, shape.num_kv_heads, shape.head_dim, BLOCK_TOKENS]
             .into_iter()
             .try_fold(num_blocks, usize::checked_mul)?;
-        if len.checked_mul(2 * size_of::<f32>())? > isize::MAX as usize {
-            return None;
-        }
         Some(KvCache {
             shape,
             num_blocks,
-            keys: vec![0.0; len],
-            values: vec![0.0; len],
+            keys: zeroed(len)?,
+            values: zeroed(len)?,
             free: (0..last_block).rev().collect(),
         })
     }

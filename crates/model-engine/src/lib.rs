@@ -20,6 +20,7 @@ pub mod model;
 pub mod rope;
 pub mod score;
 pub mod tokenizer;
+mod zeroed;
 
 pub use batch::kv_tokens_for;
 pub use engine::{

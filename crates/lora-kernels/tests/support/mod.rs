@@ -128,7 +128,7 @@ impl Slots {
 
     /// A buffer for a step of this many entries.
     pub(crate) fn buffer(&self, max_entries: usize) -> ShrinkBuffer {
-        ShrinkBuffer::new(ShrinkCapacity { max_entries, max_sites: self.sites.len(), max_rank: self.max_rank })
+        ShrinkBuffer::new(ShrinkCapacity { max_entries, max_sites: self.sites.len(), max_rank: self.max_rank }).unwrap()
     }
 }
 

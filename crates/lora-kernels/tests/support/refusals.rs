@@ -41,8 +41,16 @@ fn shrink_error(
 pub(crate) fn shrink(kernels: &dyn LoraKernels) {
     let mut slots = slots();
     let sites = slots.sites.clone();
-    let buffer =
-        |max_entries, max_sites, max_rank| ShrinkBuffer::new(ShrinkCapacity { max_entries, max_sites, max_rank });
+    let buffer = |max_entries, max_sites, max_rank| {
+        ShrinkBuffer::new(ShrinkCapacity { max_entries, max_sites, max_rank }).unwrap()
+    };
+    // The first product wraps to 0: a buffer of no values that says it holds all of these.
+    for (max_entries, max_sites, max_rank) in [(1 << 62, 4, 4), (usize::MAX, 1, 2), (1 << 40, 1 << 10, 64)] {
+        assert_eq!(
+            ShrinkBuffer::new(ShrinkCapacity { max_entries, max_sites, max_rank }).unwrap_err(),
+            KernelError::ShrinkBufferSize { max_entries, max_sites, max_rank }
+        );
+    }
     let error = |sites: &[SiteRef], rows, h: &mut ShrinkBuffer| shrink_error(kernels, &slots, sites, rows, h);
 
     assert_eq!(
@@ -143,7 +151,7 @@ pub(crate) fn delta(kernels: &dyn LoraKernels) {
     );
     let narrow = ShrinkCapacity { max_entries: 4, max_sites: 2, max_rank: 4 };
     assert_eq!(
-        error(run(0, 0..4), &mut ShrinkBuffer::new(narrow)),
+        error(run(0, 0..4), &mut ShrinkBuffer::new(narrow).unwrap()),
         KernelError::RankTooLarge { slot: 0, site: 0, rank: 8, max_rank: 4 }
     );
 }

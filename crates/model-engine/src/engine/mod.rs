@@ -177,7 +177,7 @@ impl Lora {
             max_entries: max_rows,
             max_sites: MAX_GROUP_SITES,
             max_rank: layout.max_rank(),
-        });
+        })?;
         Ok(Lora { kernels: options.kernels.clone(), plan, rows, h, pool })
     }
 }

@@ -117,7 +117,9 @@ impl Engine {
     /// Computes the next tokens of any number of sequences: prefill, decode, or both at once.
     ///
     /// A row's logits depend on its sequence alone, to the bit: not on the other inputs, nor on how its tokens were cut
-    /// into steps, nor on threads.
+    /// into steps, nor on threads. One exception: under dynamic rope scaling the rotations of a prompt depend on its
+    /// length, so one that comes in several steps must say its length in
+    /// [`SequenceOptions::prompt_tokens`](super::SequenceOptions::prompt_tokens).
     ///
     /// # Errors
     /// Everything is checked before anything changes: unknown or repeated sequences, empty inputs, tokens past the

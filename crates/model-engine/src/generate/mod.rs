@@ -205,6 +205,9 @@ impl<'a> Generator<'a> {
                 next.push((request, running[request].sampler.sample(row)));
             }
         })?;
+        for (request, _) in running.iter().enumerate().filter(|(_, state)| state.limit.0 == 0) {
+            batch.finish(request)?;
+        }
         stats.prefill_time = start.elapsed();
 
         let start = Instant::now();

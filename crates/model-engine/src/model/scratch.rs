@@ -2,6 +2,7 @@
 
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::FeedForward;
+use crate::zeroed::zeroed;
 
 /// Row-major activations, f32; a step of `n` rows uses the first `n · width` elements of each.
 #[derive(Debug)]
@@ -31,16 +32,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Buffers for steps of up to `max_rows` rows; `None` when they do not fit in the address space.
+    /// Buffers for steps of up to `max_rows` rows; `None` when they do not fit in memory.
     pub(crate) fn new(config: &ModelConfig, max_rows: usize) -> Option<Self> {
         let intermediate = config.layers.iter().map(|layer| match layer.feed_forward {
             FeedForward::Dense { intermediate_size } => intermediate_size,
         });
         let intermediate_size = intermediate.max().unwrap_or(0);
-        let rows_of = |width: usize| {
-            let len = max_rows.checked_mul(width).filter(|len| *len <= isize::MAX as usize / size_of::<f32>())?;
-            Some(vec![0.0f32; len])
-        };
+        let rows_of = |width: usize| zeroed(max_rows.checked_mul(width)?);
         Some(Scratch {
             x: rows_of(config.hidden_size)?,
             normed: rows_of(config.hidden_size)?,
