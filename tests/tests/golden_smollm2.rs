@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use conformance::engines::{back_ends, named, open_pool};
-use conformance::golden::{TensorFile, golden_dir, largest, repository_dir, sorted_names};
+use conformance::golden::{TensorFile, golden_dir, largest, largest_difference, repository_dir, sorted_names};
 use lora_adapter::{Adapter, PreparedAdapter};
 use lora_math::AdapterSelection;
 use model_engine::checkpoint::{Checkpoint, LoadOptions, WeightDtype};
@@ -30,16 +30,17 @@ fn open(path: &Path, weight_dtype: WeightDtype) -> Checkpoint {
     Checkpoint::open(path, LoadOptions { weight_dtype: Some(weight_dtype), ..LoadOptions::default() }).expect("a model")
 }
 
+/// Every demo adapter; each has golden logits.
 fn demo_adapters(model: &TransformerModel) -> Vec<(String, PreparedAdapter)> {
     let directory = repository_dir().join("demo/adapters");
-    let has_golden = |name: &str| golden_dir().join("smollm2").join(format!("{name}_f32.safetensors")).is_file();
     let names = sorted_names(&directory, |path| path.join("adapter_config.json").is_file());
     let prepare = |name: String| {
         let adapter = Adapter::open(&directory.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         let prepared = lora_adapter::prepare(adapter, model.shape()).unwrap_or_else(|error| panic!("{name}: {error}"));
         (name, prepared)
     };
-    names.into_iter().filter(|name| has_golden(name)).map(prepare).collect()
+    assert!(names.len() >= 3, "{names:?}");
+    names.into_iter().map(prepare).collect()
 }
 
 /// The two golden prompts of a file: their tokens, the vocabulary entries kept, and the logits there.
@@ -68,12 +69,13 @@ fn differences(engine: &mut Engine, files: &[(String, AdapterSelection)], by_dec
         .collect();
     let logits = score(engine, &requests).expect("logits");
     let difference = |(_, kept, expected): &(Vec<u32>, Vec<u32>, Vec<f32>), found: &Vec<Vec<f32>>| {
-        let found = found.iter().flat_map(|row| kept.iter().map(|id| row[*id as usize]));
-        largest(found.zip(expected).map(|(found, expected)| (found - expected).abs()))
+        let found: Vec<Vec<f32>> = found.iter().map(|row| kept.iter().map(|id| row[*id as usize]).collect()).collect();
+        largest_difference(&found, expected)
     };
+    assert_eq!(logits.len(), 2 * goldens.len());
     goldens
         .iter()
-        .zip(logits.chunks(2))
+        .zip(logits.chunks_exact(2))
         .map(|(prompts, found)| largest(prompts.iter().zip(found).map(|(prompt, found)| difference(prompt, found))))
         .collect()
 }

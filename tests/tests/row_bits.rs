@@ -86,6 +86,26 @@ fn bits_do_not_depend_on_chunks_or_threads() {
     }
 }
 
+/// Hundreds of rows in one step: enough work that every product and every row-wise operation is cut over the threads.
+#[test]
+fn bits_do_not_depend_on_threads_that_share_the_work_of_a_large_step() {
+    for (back_end, kernels) in back_ends() {
+        let expected = alone(&mut engine(1, kernels.clone()));
+        for num_threads in [2, 3] {
+            let options =
+                EngineOptions { max_step_rows: 1024, kv_tokens: 4096, ..small_options(num_threads, kernels.clone()) };
+            let mut engine = golden_engine("llama", &ADAPTERS, &options);
+            let request = |(selection, token_ids)| ScoreRequest { selection, token_ids, decode: Vec::new() };
+            let requests: Vec<ScoreRequest> = (0..5).flat_map(|_| sequences()).map(request).collect();
+            assert!(requests.iter().map(|request| request.token_ids.len()).sum::<usize>() > 700);
+            let found = score(&mut engine, &requests).expect("logits");
+            for (index, found) in found.iter().enumerate() {
+                assert!(bits(found) == expected[index % 8], "{back_end}: row {index}, {num_threads} threads");
+            }
+        }
+    }
+}
+
 #[test]
 fn steps_bounded_in_rows_cut_prompts_without_changing_bits() {
     let [_, (_, kernels)] = back_ends();
