@@ -10,7 +10,9 @@ use lora_math::{ContentDigest, Module, Site};
 
 use crate::error::{LoadError, Reasons};
 use crate::experts::GateUpOrder;
+use crate::extras::{BaseInit, Extra, Settings};
 use crate::load;
+use crate::matrix::Matrix;
 use crate::notes::{Note, Origin};
 use crate::pair::LoraPair;
 use crate::reason::Reason;
@@ -21,6 +23,8 @@ use crate::unpack;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
     pairs: BTreeMap<Site, LoraPair>,
+    extras: BTreeMap<Extra, Matrix>,
+    settings: Settings,
     content: ContentDigest,
     notes: Vec<Note>,
     origin: Origin,
@@ -68,8 +72,15 @@ impl Adapter {
     }
 
     pub(crate) fn new(pairs: BTreeMap<Site, LoraPair>, notes: Vec<Note>, origin: Origin) -> Self {
-        let content = digest(&pairs);
-        Adapter { pairs, content, notes, origin, gate_up: None }
+        let (extras, settings) = (BTreeMap::new(), Settings::default());
+        let content = digest(&pairs, &extras, &settings);
+        Adapter { pairs, extras, settings, content, notes, origin, gate_up: None }
+    }
+
+    /// The adapter with what its file holds beside the pairs.
+    pub(crate) fn carrying(self, extras: BTreeMap<Extra, Matrix>, settings: Settings) -> Self {
+        let content = digest(&self.pairs, &extras, &settings);
+        Adapter { extras, settings, content, ..self }
     }
 
     /// Says in which order gate and up of experts were taken out of one matrix, where any were.
@@ -105,7 +116,7 @@ impl Adapter {
             }
         }
         let notes = self.notes.into_iter().filter(|note| *note != Note::GateUpOrderAssumed).collect();
-        Adapter::new(pairs, notes, self.origin).fused_as(Some(order))
+        Adapter::new(pairs, notes, self.origin).carrying(self.extras, self.settings).fused_as(Some(order))
     }
 
     /// Digest of everything that decides what the adapter does: equal for equal contents, whatever the order of keys in
@@ -114,8 +125,12 @@ impl Adapter {
     /// BLAKE3 in its key-derivation mode, context `multilora adapter content 1`, over: the number of sites (u64); for
     /// each site ascending its kind (u8: 0 a layer's, 1 an expert's, 2 embedding or head), layer (u64), expert (u64),
     /// module name (length as u8, then UTF-8), scaling (bits of the f32); for A then B the dtype name (length as u8, then
-    /// UTF-8), rows (u64), columns (u64), and the 32-byte BLAKE3 digest of its bytes. Integers are little-endian, absent
-    /// ones 0. Alpha and ranks of the config count only through the scaling; notes and origin do not count.
+    /// UTF-8), rows (u64), columns (u64), and the 32-byte BLAKE3 digest of its bytes; then the number of extras and each of
+    /// them ascending: its name in messages (length as u8, then UTF-8) and its matrix as above; then the settings: the kind of
+    /// `base_init` (u8: 0 kept, 1 pissa, 2 olora, 3 KaSA); the number of modules with token rows (u64), and for each its name, the
+    /// number of its tokens (u64) and they themselves (u64); number and ends of the ranges of layers; number of invocation
+    /// tokens, and they.
+    /// Integers are little-endian, absent ones 0. Alpha and ranks of the config count only through the scaling; notes and origin do not count.
     pub fn content(&self) -> ContentDigest {
         self.content
     }
@@ -128,6 +143,21 @@ impl Adapter {
     /// The pair at a site; none where the adapter leaves the base model as it is.
     pub fn pair(&self, site: Site) -> Option<&LoraPair> {
         self.pairs.get(&site)
+    }
+
+    /// The tensors beside the pairs, ascending.
+    pub fn extras(&self) -> impl ExactSizeIterator<Item = (Extra, &Matrix)> {
+        self.extras.iter().map(|(extra, matrix)| (*extra, matrix))
+    }
+
+    /// One tensor beside the pairs.
+    pub fn extra(&self, extra: Extra) -> Option<&Matrix> {
+        self.extras.get(&extra)
+    }
+
+    /// What the config says beyond ranks and scalings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// The largest rank of any site.
@@ -156,13 +186,19 @@ fn stands(site: Site) -> bool {
     }
 }
 
-fn digest(pairs: &BTreeMap<Site, LoraPair>) -> ContentDigest {
+fn digest(pairs: &BTreeMap<Site, LoraPair>, extras: &BTreeMap<Extra, Matrix>, settings: &Settings) -> ContentDigest {
     let mut hasher = blake3::Hasher::new_derive_key("multilora adapter content 1");
     let number = |hasher: &mut blake3::Hasher, value: usize| {
         hasher.update(&(value as u64).to_le_bytes());
     };
     let text = |hasher: &mut blake3::Hasher, text: &str| {
         hasher.update(&[text.len() as u8]).update(text.as_bytes());
+    };
+    let matrix = |hasher: &mut blake3::Hasher, matrix: &Matrix| {
+        text(hasher, matrix.dtype().name());
+        number(hasher, matrix.rows());
+        number(hasher, matrix.cols());
+        hasher.update(matrix.digest());
     };
     number(&mut hasher, pairs.len());
     for (&site, pair) in pairs {
@@ -176,12 +212,33 @@ fn digest(pairs: &BTreeMap<Site, LoraPair>) -> ContentDigest {
         number(&mut hasher, expert);
         text(&mut hasher, site.module().name());
         hasher.update(&pair.scaling().to_bits().to_le_bytes());
-        for matrix in [pair.a(), pair.b()] {
-            text(&mut hasher, matrix.dtype().name());
-            number(&mut hasher, matrix.rows());
-            number(&mut hasher, matrix.cols());
-            hasher.update(matrix.digest());
-        }
+        matrix(&mut hasher, pair.a());
+        matrix(&mut hasher, pair.b());
     }
+    number(&mut hasher, extras.len());
+    for (extra, tensor) in extras {
+        text(&mut hasher, &extra.to_string());
+        matrix(&mut hasher, tensor);
+    }
+    let Settings { base_init, token_ids, layer_replication, invocation_tokens } = settings;
+    hasher.update(&[match base_init {
+        BaseInit::Kept => 0,
+        BaseInit::Pissa => 1,
+        BaseInit::Olora => 2,
+        BaseInit::Kasa => 3,
+    }]);
+    number(&mut hasher, token_ids.len());
+    for (module, token_ids) in token_ids {
+        text(&mut hasher, module.name());
+        number(&mut hasher, token_ids.len());
+        token_ids.iter().for_each(|token| number(&mut hasher, *token as usize));
+    }
+    number(&mut hasher, layer_replication.len());
+    for (first, end) in layer_replication {
+        number(&mut hasher, *first);
+        number(&mut hasher, *end);
+    }
+    number(&mut hasher, invocation_tokens.len());
+    invocation_tokens.iter().for_each(|token| number(&mut hasher, *token as usize));
     ContentDigest::new(*hasher.finalize().as_bytes())
 }

@@ -7,6 +7,7 @@ mod config;
 pub mod error;
 pub mod exact;
 pub mod experts;
+pub mod extras;
 pub mod feature;
 pub mod fields;
 mod json;
@@ -36,13 +37,16 @@ pub use archive_error::ArchiveError;
 pub use error::{LoadError, Located};
 pub use exact::exact_slot_dtype;
 pub use experts::GateUpOrder;
+pub use extras::{BaseInit, Extra, Settings};
 pub use feature::Feature;
 pub use keys::Dialect;
 pub use matrix::{FileDtype, Matrix, MatrixError};
 pub use notes::{Note, Origin};
 pub use pair::{LoraPair, MAX_RANK};
 pub use pickle::PickleError;
-pub use prepare::{Misfit, PreparedAdapter, Refusal, prepare};
+pub use prepare::{
+    AdapterVectors, BaseWeights, Misfit, PrepareOptions, PreparedAdapter, Refusal, SiteVectors, prepare,
+};
 pub use reason::Reason;
 pub use report::{AdapterReport, SiteReport};
 pub use source::AdapterSource;

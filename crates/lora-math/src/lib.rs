@@ -13,6 +13,7 @@
 //! | [`site_table`] | the slot table on the host, and with it the scale table: [`SiteTable`] |
 //! | [`selection`] | what a request asks for → [`Route`] |
 //! | [`rows`] | the row metadata of a step |
+//! | [`norm`] | the norms of a model, for adapters that bring their own: [`NormSite`] |
 //! | [`moe_route`] | how a row meets its adapter's expert deltas |
 //! | [`victim`] | which slot to evict |
 //! | [`identity`] | [`AdapterId`]: content digest and generation |
@@ -26,6 +27,7 @@ pub mod identity;
 pub mod layout;
 pub mod module;
 pub mod moe_route;
+pub mod norm;
 pub mod patterns;
 pub mod rows;
 pub mod scaling;
@@ -41,6 +43,7 @@ pub use identity::{AdapterId, ContentDigest, Generation};
 pub use layout::{LayoutError, LayoutOptions, PackedLayout, SiteSpan, SlotDtype, SlotLayout};
 pub use module::{Module, ModuleSet};
 pub use moe_route::MoeRoute;
+pub use norm::{LayerNorm, NormSite};
 pub use rows::{RowAdapter, RowRun, StepRows};
 pub use scaling::ScalingRule;
 pub use selection::{AdapterSelection, Route};

@@ -2,12 +2,19 @@
 //!
 //! [`PreparedAdapter`] is the only thing a pool installs, so a pool never meets a pair that has no place in its model.
 
-use std::collections::BTreeSet;
+mod base;
 
-use lora_math::{ContentDigest, Features, ModelShape, Module, Site};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lora_math::{ContentDigest, Features, ModelShape, Module, NormSite, Site};
 use thiserror::Error;
 
+pub use base::{BaseWeights, SiteVectors};
+
 use crate::adapter::Adapter;
+use crate::extras::{BaseInit, Extra};
 use crate::matrix::FileDtype;
 use crate::pair::LoraPair;
 
@@ -15,7 +22,45 @@ use crate::pair::LoraPair;
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreparedAdapter {
     adapter: Adapter,
+    pairs: BTreeMap<Site, LoraPair>,
+    vectors: Arc<AdapterVectors>,
     shape: ModelShape,
+}
+
+/// Vectors that stand beside the pairs of a prepared adapter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterVectors {
+    /// By site, what its output is changed to besides its pair.
+    pub sites: BTreeMap<Site, SiteVectors>,
+    /// Norm weights in place of the base's.
+    pub norms: BTreeMap<NormSite, Box<[f32]>>,
+}
+
+impl AdapterVectors {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sites.is_empty() && self.norms.is_empty()
+    }
+
+    /// Bytes of all of them.
+    pub fn num_bytes(&self) -> usize {
+        let sites = self.sites.values().flat_map(|vectors| [&vectors.gain, &vectors.shift]).flatten();
+        sites.chain(self.norms.values()).map(|vector| std::mem::size_of_val::<[f32]>(vector)).sum()
+    }
+}
+
+/// How much a preparation may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrepareOptions {
+    /// The most time that decompositions of base weights may take by estimate, before the first one begins.
+    pub max_decomposition: Duration,
+}
+
+impl Default for PrepareOptions {
+    /// 30 seconds.
+    fn default() -> Self {
+        PrepareOptions { max_decomposition: Duration::from_secs(30) }
+    }
 }
 
 /// Why an adapter does not fit a model: every reason, in the order of sites. Its text has one line for each.
@@ -74,15 +119,41 @@ pub enum Misfit {
         /// B of the pair.
         tensor: String,
     },
+    /// A tensor that means something only beside the base weights.
+    #[error("{extra}: needs the base weights (tensor {tensor})")]
+    NeedsBase {
+        /// What it is, and where.
+        extra: Extra,
+        /// Its name.
+        tensor: String,
+    },
+    /// An initialisation that has to be done again on the base weights.
+    #[error("needs the base weights: training began by changing them ({init:?})")]
+    NeedsInit {
+        /// Which.
+        init: BaseInit,
+    },
 }
 
-/// Checks every site of `adapter` against `shape`.
+/// Checks every site of `adapter` against `shape`, for adapters that need no base weights.
 ///
 /// # Errors
-/// Every site that has no place in the model or another size there. Worth a retry only with another model.
+/// Every site that has no place in the model or another size there, and all that only `prepare_with` can prepare. Worth a
+/// retry only with another model.
 pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, Refusal> {
-    let reasons: Vec<Misfit> = adapter.pairs().flat_map(|(site, pair)| misfits(site, pair, shape)).collect();
-    if reasons.is_empty() { Ok(PreparedAdapter { adapter, shape: shape.clone() }) } else { Err(Refusal { reasons }) }
+    let mut reasons: Vec<Misfit> = adapter.pairs().flat_map(|(site, pair)| misfits(site, pair, shape)).collect();
+    reasons.extend(adapter.extras().map(|(extra, tensor)| {
+        let tensor = tensor.tensor().to_owned();
+        Misfit::NeedsBase { extra, tensor }
+    }));
+    if adapter.settings().base_init != BaseInit::Kept {
+        reasons.push(Misfit::NeedsInit { init: adapter.settings().base_init });
+    }
+    if !reasons.is_empty() {
+        return Err(Refusal { reasons });
+    }
+    let pairs = adapter.pairs().map(|(site, pair)| (site, pair.clone())).collect();
+    Ok(PreparedAdapter { adapter, pairs, vectors: Arc::default(), shape: shape.clone() })
 }
 
 fn misfits(site: Site, pair: &LoraPair, shape: &ModelShape) -> Vec<Misfit> {
@@ -111,7 +182,7 @@ fn misfits(site: Site, pair: &LoraPair, shape: &ModelShape) -> Vec<Misfit> {
 }
 
 impl PreparedAdapter {
-    /// The adapter itself.
+    /// The adapter itself, as its files give it.
     pub fn adapter(&self) -> &Adapter {
         &self.adapter
     }
@@ -128,17 +199,22 @@ impl PreparedAdapter {
 
     /// The pair at a site; none where the adapter leaves the base model as it is.
     pub fn pair(&self, site: Site) -> Option<&LoraPair> {
-        self.adapter.pair(site)
+        self.pairs.get(&site)
     }
 
     /// The pairs by site, ascending.
     pub fn pairs(&self) -> impl ExactSizeIterator<Item = (Site, &LoraPair)> {
-        self.adapter.pairs()
+        self.pairs.iter().map(|(site, pair)| (*site, pair))
+    }
+
+    /// The vectors beside the pairs.
+    pub fn vectors(&self) -> &Arc<AdapterVectors> {
+        &self.vectors
     }
 
     /// The largest rank of any site.
     pub fn max_rank(&self) -> usize {
-        self.adapter.max_rank()
+        self.pairs.values().map(LoraPair::rank).max().unwrap_or_default()
     }
 
     /// Every dtype that its matrices have in the file.
