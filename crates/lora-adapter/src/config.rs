@@ -6,6 +6,7 @@ use lora_math::patterns::{OlderPatterns, Patterns};
 use lora_math::scaling::ScalingRule;
 use serde_json::{Map, Value};
 
+use crate::declared::Declared;
 use crate::error::{Reasons, shown};
 use crate::feature::Feature;
 use crate::fields;
@@ -34,6 +35,8 @@ pub(crate) struct Config {
     targets: Option<BTreeSet<String>>,
     /// What it says about experts.
     pub(crate) marks: Marks,
+    /// What it says about tensors beside the pairs.
+    pub(crate) declared: Declared,
     pub(crate) origin: Origin,
     pub(crate) tool: Tool,
 }
@@ -136,13 +139,14 @@ impl Config {
             alphas: alphas.unwrap_or_default(),
             targets: targets(&object),
             marks: Marks::parse(&object, fields.reasons),
+            declared: Declared::parse(&object, fields.reasons),
             origin: origin(&object),
             tool: Tool::Peft,
         })
     }
 
     /// The config of a tool that has no patterns: one scaling, whatever the rank.
-    pub(crate) fn of_other_tool(tool: Tool, scaling: f64) -> Config {
+    pub(crate) fn of_other_tool(tool: Tool, scaling: f64, declared: Declared) -> Config {
         let (rank, producer) = match tool {
             Tool::Peft => (0, None),
             Tool::Mlx { rank } => (rank, Some("mlx-lm")),
@@ -155,6 +159,7 @@ impl Config {
             alphas: Table::default(),
             targets: None,
             marks: Marks::default(),
+            declared,
             origin: Origin { producer, ..Origin::default() },
             tool,
         }

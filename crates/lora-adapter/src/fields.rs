@@ -31,13 +31,13 @@ pub struct Field {
 
 /// The table, by name.
 pub const FIELDS: &[Field] = &[
-    refused("alora_invocation_tokens", Feature::InvocationTokens, Value::is_null),
+    handled("alora_invocation_tokens"),
     handled("alpha_pattern"),
     refused("arrow_config", Feature::Arrow, Value::is_null),
     handled("auto_mapping"),
     // A name only: adapters are moved between copies of one base, and `prepare` compares shapes.
     handled("base_model_name_or_path"),
-    refused("bias", Feature::TrainedBias, no_bias),
+    handled("bias"),
     harmless("corda_config"),
     // Old alpaca-lora files carry these two as null and false.
     refused("enable_lora", Feature::FusedProjection, Value::is_null),
@@ -47,24 +47,24 @@ pub const FIELDS: &[Field] = &[
     harmless("exclude_modules"),
     refused("fan_in_fan_out", Feature::FanInFanOut, off),
     harmless("inference_mode"),
-    refused("init_lora_weights", Feature::AlteringInit, plain_init),
+    refused("init_lora_weights", Feature::AlteringInit, known_init),
     // What IBM's tools wrote for activated LoRA before PEFT had a field for it.
     refused("invocation_string", Feature::InvocationTokens, Value::is_null),
-    refused("kasa_config", Feature::Kasa, Value::is_null),
-    refused("layer_replication", Feature::LayerReplication, Value::is_null),
+    handled("kasa_config"),
+    handled("layer_replication"),
     harmless("layers_pattern"),
     harmless("layers_to_transform"),
     harmless("loftq_config"),
     // The order of columns in stacked experts, as Unsloth marks it.
     handled("lora_B_layout"),
     handled("lora_alpha"),
-    refused("lora_bias", Feature::LoraBias, off),
+    handled("lora_bias"),
     harmless("lora_dropout"),
     harmless("lora_ga_config"),
     harmless("megatron_config"),
     harmless("megatron_core"),
     harmless("merge_weights"),
-    refused("modules_to_save", Feature::ReplacedModule, empty),
+    handled("modules_to_save"),
     harmless("monteclora_config"),
     handled("peft_type"),
     handled("peft_version"),
@@ -77,10 +77,10 @@ pub const FIELDS: &[Field] = &[
     handled("target_modules"),
     handled("target_parameters"),
     harmless("task_type"),
-    refused("trainable_token_indices", Feature::TrainableTokens, empty),
+    handled("trainable_token_indices"),
     handled("unsloth_fused_expert_lora"),
-    refused("use_bdlora", Feature::BlockDiagonal, off),
-    refused("use_dora", Feature::Dora, off),
+    handled("use_bdlora"),
+    handled("use_dora"),
     refused("use_qalora", Feature::QaLora, off),
     handled("use_rslora"),
     harmless("velora_config"),
@@ -117,23 +117,10 @@ fn off(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(false))
 }
 
-fn empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(items) => items.is_empty(),
-        _ => false,
-    }
-}
-
-fn no_bias(value: &Value) -> bool {
-    value.is_null() || value == "none"
-}
-
-/// Initialisations after which W + scaling · B·A on the clean base is the trained model. The others subtract from the
-/// base first, which the file does not hold.
-fn plain_init(value: &Value) -> bool {
-    const PLAIN: [&str; 5] = ["gaussian", "eva", "orthogonal", "mica", "lora_ga"];
+/// Initialisations after which W + scaling · B·A on the clean base is the trained model, and the two that subtract from the
+/// base what can be worked out again exactly. The others subtract what depends on chance or on data.
+fn known_init(value: &Value) -> bool {
+    const PLAIN: [&str; 7] = ["gaussian", "eva", "orthogonal", "mica", "lora_ga", "pissa", "olora"];
     match value {
         Value::Null | Value::Bool(_) => true,
         Value::String(name) => PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(name)),

@@ -8,8 +8,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use lora_math::{Module, Site};
 use serde::Serialize;
 
+use crate::extras::Extra;
 use crate::feature::Feature;
 use crate::modules::{self, Place, Target};
 
@@ -82,8 +84,12 @@ pub(crate) enum Half {
 impl Half {
     pub(crate) fn other_name(self, name: &str) -> String {
         match self {
-            Half::A => name.replace(".lora_A.", ".lora_B.").replace(".lora_a", ".lora_b"),
-            Half::B => name.replace(".lora_B.", ".lora_A.").replace(".lora_b", ".lora_a"),
+            Half::A => {
+                name.replace(".lora_A.", ".lora_B.").replace(".lora_a", ".lora_b").replace("embedding_A", "embedding_B")
+            }
+            Half::B => {
+                name.replace(".lora_B.", ".lora_A.").replace(".lora_b", ".lora_a").replace("embedding_B", "embedding_A")
+            }
         }
     }
 }
@@ -106,6 +112,8 @@ pub(crate) struct Key<'a> {
 pub(crate) enum Kind {
     /// A or B of a pair.
     Half { target: Target, half: Half },
+    /// A tensor beside the pairs.
+    Extra(Extra),
     /// Used in training only.
     TrainingOnly { method: &'static str },
     /// Known, and not supported.
@@ -120,8 +128,13 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy)]
 enum Suffix {
     Half(Half),
+    /// A or B of an embedding.
+    EmbeddingHalf(Half),
     TrainingOnly(&'static str),
-    Unsupported(Feature),
+    /// A tensor beside the pair of a site, and what it is called where no site can have it.
+    Beside(fn(Site) -> Extra, Feature),
+    /// The weight of any module.
+    Weight,
 }
 
 /// Reads a tensor's name.
@@ -156,15 +169,32 @@ pub(crate) fn parse(name: &str) -> Key<'_> {
         return key;
     };
     key.path = rest.join(".");
-    key.kind = match (suffix, modules::place(&in_language_model(rest, &mut key.dialects))) {
-        (Suffix::Half(half), Ok(Place::Target(target))) => Kind::Half { target, half },
-        (Suffix::Half(_), Ok(Place::Unsupported(feature))) => Kind::Unsupported(feature),
-        (Suffix::Half(_) | Suffix::TrainingOnly(_), Err(part)) => Kind::Unknown(part),
-        (Suffix::TrainingOnly(method), Ok(_)) => Kind::TrainingOnly { method },
-        // Whole modules and biases stand on any module, norms included.
-        (Suffix::Unsupported(feature), _) => Kind::Unsupported(feature),
+    key.kind = match modules::place(&in_language_model(rest, &mut key.dialects)) {
+        Ok(place) => kind(suffix, place),
+        Err(part) => Kind::Unknown(part),
     };
     key
+}
+
+/// What a tensor with this suffix is at this place.
+fn kind(suffix: Suffix, place: Place) -> Kind {
+    let is_embedding = |target| target == Target::Site(Site::Vocabulary { module: Module::EmbedTokens });
+    match (suffix, place) {
+        (Suffix::TrainingOnly(method), _) => Kind::TrainingOnly { method },
+        (_, Place::Unsupported(feature)) => Kind::Unsupported(feature),
+        (Suffix::Half(half), Place::Target(target)) if !is_embedding(target) => Kind::Half { target, half },
+        (Suffix::EmbeddingHalf(half), Place::Target(target)) if is_embedding(target) => Kind::Half { target, half },
+        (Suffix::Half(_) | Suffix::EmbeddingHalf(_), _) => Kind::Unknown("suffix of this module"),
+        (Suffix::Beside(extra, _), Place::Target(Target::Site(site))) => match extra(site) {
+            Extra::TokenRows(_) if !matches!(site, Site::Vocabulary { .. }) => Kind::Unknown("suffix of this module"),
+            extra => Kind::Extra(extra),
+        },
+        (Suffix::Beside(_, feature), Place::Target(_)) => Kind::Unsupported(feature),
+        (Suffix::Weight, Place::Target(Target::Site(site))) => Kind::Extra(Extra::Weight(site)),
+        (Suffix::Weight, Place::Target(_)) => Kind::Unsupported(Feature::ReplacedModule),
+        (Suffix::Weight, Place::Norm(site)) => Kind::Extra(Extra::Norm(site)),
+        (Suffix::Beside(..), Place::Norm(_)) => Kind::Unknown("suffix of a norm"),
+    }
 }
 
 /// The path without the segments of wrappers.
@@ -183,7 +213,10 @@ fn unwrapped<'a>(path: &[&'a str], dialects: &mut BTreeSet<Dialect>) -> Vec<&'a 
 /// The path behind the prefix, which may be missing or stand twice. None where nothing of a language model begins there.
 fn without_prefix<'a, 'b>(path: &'b [&'a str], dialects: &mut BTreeSet<Dialect>) -> Option<&'b [&'a str]> {
     let Some(rest) = path.strip_prefix(&PREFIX) else {
-        let known = matches!(path.first(), Some(&("model" | "layers" | "language_model" | "lm_head" | "embed_tokens")));
+        let known = matches!(
+            path.first(),
+            Some(&("model" | "layers" | "language_model" | "lm_head" | "embed_tokens" | "norm"))
+        );
         dialects.insert(Dialect::NoPrefix);
         return known.then_some(path);
     };
@@ -205,7 +238,7 @@ fn in_language_model<'a>(path: &[&'a str], dialects: &mut BTreeSet<Dialect>) -> 
         path.remove(at);
         dialects.insert(Dialect::LanguageModel);
     }
-    if matches!(path.first(), Some(&("layers" | "embed_tokens"))) {
+    if matches!(path.first(), Some(&("layers" | "embed_tokens" | "norm"))) {
         path.insert(0, "model");
         if wrapped.is_none() {
             dialects.insert(Dialect::BareBackbone);
@@ -216,42 +249,44 @@ fn in_language_model<'a>(path: &[&'a str], dialects: &mut BTreeSet<Dialect>) -> 
 
 /// What the segments from the first one of LoRA on say, and the adapter's name among them.
 fn lora_suffix<'a>(suffix: &[&'a str]) -> (Option<Suffix>, Option<&'a str>) {
-    let half = |name: &str| if name == "lora_A" { Half::A } else { Half::B };
-    match *suffix {
-        [name @ ("lora_A" | "lora_B"), "weight"] => (Some(Suffix::Half(half(name))), None),
-        [name @ ("lora_A" | "lora_B"), adapter, "weight"] => (Some(Suffix::Half(half(name))), Some(adapter)),
-        ["lora_B", "bias"] => (Some(Suffix::Unsupported(Feature::LoraBias)), None),
-        ["lora_B", adapter, "bias"] => (Some(Suffix::Unsupported(Feature::LoraBias)), Some(adapter)),
-        ["lora_magnitude_vector"] | ["lora_magnitude_vector", "weight"] => {
-            (Some(Suffix::Unsupported(Feature::Dora)), None)
+    let half = |name: &str| if name.ends_with('A') { Half::A } else { Half::B };
+    let magnitude = Suffix::Beside(Extra::Magnitude, Feature::Dora);
+    let bias = Suffix::Beside(Extra::LoraBias, Feature::LoraBias);
+    let diagonal = Suffix::Beside(Extra::Diagonal, Feature::Kasa);
+    let (suffix, adapter) = match *suffix {
+        [name @ ("lora_A" | "lora_B"), "weight"] => (Suffix::Half(half(name)), None),
+        [name @ ("lora_A" | "lora_B"), adapter, "weight"] => (Suffix::Half(half(name)), Some(adapter)),
+        ["lora_B", "bias"] => (bias, None),
+        ["lora_B", adapter, "bias"] => (bias, Some(adapter)),
+        ["lora_magnitude_vector"] | ["lora_magnitude_vector", "weight"] => (magnitude, None),
+        ["lora_magnitude_vector", adapter] | ["lora_magnitude_vector", adapter, "weight"] => (magnitude, Some(adapter)),
+        [name @ ("lora_embedding_A" | "lora_embedding_B")] => (Suffix::EmbeddingHalf(half(name)), None),
+        [name @ ("lora_embedding_A" | "lora_embedding_B"), adapter] => {
+            (Suffix::EmbeddingHalf(half(name)), Some(adapter))
         }
-        ["lora_magnitude_vector", adapter] | ["lora_magnitude_vector", adapter, "weight"] => {
-            (Some(Suffix::Unsupported(Feature::Dora)), Some(adapter))
-        }
-        ["lora_embedding_A" | "lora_embedding_B"] => (Some(Suffix::Unsupported(Feature::EmbeddingLora)), None),
-        ["lora_embedding_A" | "lora_embedding_B", adapter] => {
-            (Some(Suffix::Unsupported(Feature::EmbeddingLora)), Some(adapter))
-        }
-        ["lora_diag"] => (Some(Suffix::Unsupported(Feature::Kasa)), None),
-        ["lora_diag", adapter] => (Some(Suffix::Unsupported(Feature::Kasa)), Some(adapter)),
-        ["lora_velora_embed"] => (Some(Suffix::TrainingOnly("VeLoRA")), None),
-        ["lora_monteclora_sampler", _, ..] => (Some(Suffix::TrainingOnly("MonteCLoRA")), None),
-        _ => (None, None),
-    }
+        ["lora_diag"] => (diagonal, None),
+        ["lora_diag", adapter] => (diagonal, Some(adapter)),
+        ["lora_velora_embed"] => (Suffix::TrainingOnly("VeLoRA"), None),
+        ["lora_monteclora_sampler", _, ..] => (Suffix::TrainingOnly("MonteCLoRA"), None),
+        _ => return (None, None),
+    };
+    (Some(suffix), adapter)
 }
 
 /// What a name without any segment of LoRA ends in; the segments of the suffix go from `path`.
 fn plain_suffix(path: &mut Vec<&str>) -> Option<Suffix> {
-    let (length, feature) = match path[..] {
-        [.., "token_adapter", "trainable_tokens_delta"] => (2, Feature::TrainableTokens),
-        [.., "trainable_tokens_delta"] => (1, Feature::TrainableTokens),
-        [.., "base_layer", "weight"] => (2, Feature::BaseWeightCopy),
-        [.., "base_layer", "bias"] => (2, Feature::TrainedBias),
-        [.., "modules_to_save", "weight"] => (2, Feature::ReplacedModule),
-        [.., "bias"] => (1, Feature::TrainedBias),
-        [.., "weight"] => (1, Feature::ReplacedModule),
+    let token_rows = Suffix::Beside(Extra::TokenRows, Feature::TrainableTokens);
+    let bias = Suffix::Beside(Extra::Bias, Feature::TrainedBias);
+    let (length, suffix) = match path[..] {
+        [.., "token_adapter", "trainable_tokens_delta"] => (2, token_rows),
+        [.., "base_layer", "weight"] => (2, Suffix::Beside(Extra::BaseCopy, Feature::BaseWeightCopy)),
+        [.., "base_layer", "bias"] => (2, bias),
+        [.., "modules_to_save", "weight"] => (2, Suffix::Weight),
+        [.., "modules_to_save", "bias"] => (2, bias),
+        [.., "bias"] => (1, bias),
+        [.., "weight"] => (1, Suffix::Weight),
         _ => return None,
     };
     path.truncate(path.len() - length);
-    Some(Suffix::Unsupported(feature))
+    Some(suffix)
 }

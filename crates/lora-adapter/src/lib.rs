@@ -3,7 +3,9 @@
 
 pub mod adapter;
 mod archive_error;
+mod blocks;
 mod config;
+mod declared;
 pub mod error;
 pub mod exact;
 pub mod experts;

@@ -6,17 +6,20 @@ use lora_math::Site;
 use lora_math::scaling::ScalingRule;
 
 use crate::adapter::Adapter;
+use crate::blocks;
 use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES};
 use crate::error::{LoadError, Reasons, shown};
 use crate::experts::{self, Experts, Parameter};
+use crate::extras::{Extra, Settings};
+use crate::keys::Half;
 use crate::marks::Columns;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, MatrixError};
 use crate::modules::Target;
 use crate::notes::Note;
 use crate::pair::LoraPair;
 use crate::reason::Reason;
 use crate::shards::Joined;
-use crate::sort::{self, PairPlan};
+use crate::sort::{self, PairPlan, Sorted};
 use crate::source::AdapterSource;
 use crate::tensor_file::FilePlan;
 use crate::unpack::Packed;
@@ -53,23 +56,28 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
             None
         }
     };
-    let mut pairs = BTreeMap::new();
+    let mut values = Values::default();
     let mut gate_up = None;
+    let mut settings = Settings::default();
     if let Some((mut file, plan)) = weights::open(source, config.as_ref(), &mut reasons, &mut notes) {
-        let mut planned = sort::plan_pairs(&plan, &mut reasons, &mut notes);
+        let blocks = config.as_ref().and_then(|config| config.declared.blocks.as_ref());
+        let mut sorted = sort::sort(&plan, blocks, &mut reasons, &mut notes);
         let marks = config.as_ref().map(|config| &config.marks);
         let experts =
-            marks.and_then(|marks| experts::resolve(marks, &mut planned, plan.file, &mut reasons, &mut notes));
-        let scales = config.as_ref().and_then(|config| scales(config, &plan, &planned, &mut reasons, &mut notes));
+            marks.and_then(|marks| experts::resolve(marks, &mut sorted.pairs, plan.file, &mut reasons, &mut notes));
+        let scales = config.as_ref().and_then(|config| scales(config, &plan, &sorted.pairs, &mut reasons, &mut notes));
         let layout = experts.as_ref().zip(scales.as_ref());
-        let layout = layout.filter(|(_, scales)| check_experts(&planned, scales, &plan, &mut reasons));
+        let layout = layout.filter(|(_, scales)| check_experts(&sorted.pairs, scales, &plan, &mut reasons));
         gate_up = layout.and_then(|(experts, _)| experts.is_fused.then_some(experts.order));
-        pairs = read_pairs(&mut file, &plan, planned, layout, &mut reasons);
+        if let Some(config) = &config {
+            settings = config.declared.check(&sorted, &plan, &mut reasons);
+        }
+        values = read_values(&mut file, &plan, sorted, layout, &mut reasons);
     }
     reasons.into_result(Some(source.directory()))?;
-    count_alphas(&pairs, &mut notes);
+    count_alphas(&values.pairs, &mut notes);
     let origin = config.map(|config| config.origin).unwrap_or_default();
-    Ok(Adapter::new(pairs, notes, origin).fused_as(gate_up))
+    Ok(Adapter::new(values.pairs, notes, origin).carrying(values.extras, settings).fused_as(gate_up))
 }
 
 /// What the config gives for each pair.
@@ -139,23 +147,48 @@ fn check_experts(pairs: &[PairPlan], scales: &Scales, plan: &FilePlan, reasons: 
     agree && num_experts <= MAX_EXPERT_PAIRS
 }
 
-/// Reads the values of every pair. Without a layout the adapter is refused already, and the values are read for their
-/// own reasons.
-fn read_pairs(
+/// What was read.
+#[derive(Default)]
+struct Values {
+    pairs: BTreeMap<Site, LoraPair>,
+    extras: BTreeMap<Extra, Matrix>,
+}
+
+/// Reads the values of every pair and of every tensor beside them. Without a layout the adapter is refused already, and the
+/// values are read for their own reasons.
+fn read_values(
     file: &mut Joined,
     plan: &FilePlan,
+    Sorted { pairs: planned, extras }: Sorted,
+    layout: Option<(&Experts, &Scales)>,
+    reasons: &mut Reasons,
+) -> Values {
+    let plans = planned.iter().flat_map(|pair| [&pair.a, &pair.b]);
+    let plans: Vec<MatrixPlan> = plans.chain(extras.values().map(|extra| &extra.matrix)).cloned().collect();
+    let mut matrices = match values::read(file, &plans) {
+        Ok(matrices) => matrices,
+        Err(reason) => {
+            reasons.push(plan.file, reason);
+            return Values::default();
+        }
+    };
+    let beside = matrices.split_off(2 * planned.len());
+    let pairs = read_pairs(plan, planned, matrices, layout, reasons);
+    let beside = extras.into_keys().zip(beside).filter_map(|(extra, matrix)| {
+        let matrix = matrix.map_err(|error| reasons.push(plan.file, Reason::Matrix(error))).ok()?;
+        Some((extra, matrix))
+    });
+    Values { extras: beside.collect(), pairs }
+}
+
+fn read_pairs(
+    plan: &FilePlan,
     planned: Vec<PairPlan>,
+    matrices: Vec<Result<Matrix, MatrixError>>,
     layout: Option<(&Experts, &Scales)>,
     reasons: &mut Reasons,
 ) -> BTreeMap<Site, LoraPair> {
-    let plans: Vec<MatrixPlan> = planned.iter().flat_map(|pair| [pair.a.clone(), pair.b.clone()]).collect();
-    let mut matrices = match values::read(file, &plans) {
-        Ok(matrices) => matrices.into_iter(),
-        Err(reason) => {
-            reasons.push(plan.file, reason);
-            return BTreeMap::new();
-        }
-    };
+    let mut matrices = matrices.into_iter();
     let mut pairs: BTreeMap<Site, LoraPair> = BTreeMap::new();
     for (index, planned) in planned.into_iter().enumerate() {
         let mut next = || {
@@ -164,7 +197,7 @@ fn read_pairs(
         };
         let (Some(a), Some(b), Some((experts, scales))) = (next(), next(), layout) else { continue };
         let Some(&(rank, alpha)) = scales.pairs.get(index) else { continue };
-        let sites = match sites(&planned, a, b, rank, experts) {
+        let sites = match on_diagonal(&planned, a, b).and_then(|(a, b)| sites(&planned, a, b, rank, experts)) {
             Ok(sites) => sites,
             Err(reason) => {
                 reasons.push(plan.file, reason);
@@ -185,6 +218,15 @@ fn read_pairs(
         }
     }
     pairs
+}
+
+/// The pair with the blocks of its half on a diagonal, where it has any.
+fn on_diagonal(planned: &PairPlan, a: Matrix, b: Matrix) -> Result<(Matrix, Matrix), Reason> {
+    Ok(match planned.blocks {
+        Some((Half::A, num_blocks)) => (blocks::on_diagonal(&a, num_blocks)?, b),
+        Some((Half::B, num_blocks)) => (a, blocks::on_diagonal(&b, num_blocks)?),
+        None => (a, b),
+    })
 }
 
 /// A and B of each site of a pair.

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use crate::config::{CONFIG_FILE, Config, Tool, rank_value};
+use crate::declared::Declared;
 use crate::error::{Reasons, shown};
 use crate::feature::Feature;
 use crate::reason::Reason;
@@ -41,13 +42,14 @@ pub(crate) fn config(object: &Map<String, Value>, reasons: &mut Reasons) -> Opti
         expected: expected.to_owned(),
         found: shown(&found.to_string()),
     };
+    let mut is_dora = false;
     match object.get("fine_tune_type") {
         // Older versions knew nothing else and did not say it.
         None => {}
         Some(Value::String(kind)) if kind == "lora" => {}
-        Some(found) if found == "dora" => refuse(unsupported(found, Feature::Dora)),
+        Some(Value::String(kind)) if kind == "dora" => is_dora = true,
         Some(found) if found == "full" => refuse(unsupported(found, Feature::ReplacedModule)),
-        Some(found) => refuse(bad("fine_tune_type", "\"lora\"", found)),
+        Some(found) => refuse(bad("fine_tune_type", "\"lora\" or \"dora\"", found)),
     }
     let Some(parameters) = object.get("lora_parameters") else {
         refuse(Reason::MissingField { field: "lora_parameters", expected: "an object with rank and scale" });
@@ -85,7 +87,7 @@ pub(crate) fn config(object: &Map<String, Value>, reasons: &mut Reasons) -> Opti
         }
         scale
     });
-    Some(Config::of_other_tool(Tool::Mlx { rank: rank? }, scale?))
+    Some(Config::of_other_tool(Tool::Mlx { rank: rank? }, scale?, Declared::of_mlx(is_dora)))
 }
 
 /// The plan with PEFT's names and orientation. Stacked experts become one tensor for each expert.

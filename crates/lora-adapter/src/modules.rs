@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lora_math::{Module, Site};
+use lora_math::{LayerNorm, Module, NormSite, Site};
 
 use crate::feature::Feature;
 
@@ -32,20 +32,34 @@ impl fmt::Display for Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Target(Target),
+    Norm(NormSite),
     Unsupported(Feature),
 }
 
 /// What stands at a path in a causal language model, or which part of the path is not known.
 pub(crate) fn place(path: &[&str]) -> Result<Place, &'static str> {
     let (index, module) = match path {
-        ["lm_head"] => return Ok(Place::Unsupported(Feature::HeadLora)),
-        ["model", "embed_tokens"] => return Ok(Place::Unsupported(Feature::EmbeddingLora)),
+        ["lm_head"] => return Ok(Place::Target(Target::Site(Site::Vocabulary { module: Module::LmHead }))),
+        ["model", "embed_tokens"] => {
+            return Ok(Place::Target(Target::Site(Site::Vocabulary { module: Module::EmbedTokens })));
+        }
+        ["model", "norm"] => return Ok(Place::Norm(NormSite::Final)),
         ["model", "layers", index, module @ ..] => (*index, module),
         _ => return Err("module"),
     };
     let layer = plain_index(index).ok_or("layer index")?;
     if let Some(module) = layer_module(module) {
         return Ok(Place::Target(Target::Site(Site::layer(layer, module))));
+    }
+    let norm = match module {
+        ["input_layernorm"] => Some(LayerNorm::Input),
+        ["post_attention_layernorm"] => Some(LayerNorm::PostAttention),
+        ["self_attn", "q_norm"] => Some(LayerNorm::Query),
+        ["self_attn", "k_norm"] => Some(LayerNorm::Key),
+        _ => None,
+    };
+    if let Some(norm) = norm {
+        return Ok(Place::Norm(NormSite::Layer { layer, norm }));
     }
     match module {
         ["mlp" | "block_sparse_moe" | "feed_forward", "experts", rest @ ..] => {

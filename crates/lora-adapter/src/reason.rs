@@ -294,6 +294,82 @@ pub enum Reason {
         /// Its dtype.
         dtype: String,
     },
+    /// A tensor beside the pairs with another number of dimensions than its kind has.
+    #[error("tensor {tensor}: expected {expected}, found shape {shape:?}")]
+    ExtraDimensions {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// What its kind has.
+        expected: &'static str,
+    },
+    /// A tensor that belongs to a pair, and no such pair.
+    #[error("tensor {tensor}: {place} without a LoRA pair there")]
+    WithoutPair {
+        /// The tensor.
+        tensor: String,
+        /// What it is, and where.
+        place: String,
+    },
+    /// A tensor that belongs to a pair, of another size than the pair.
+    #[error("tensor {tensor}: shape {found:?}, expected {expected:?} by the pair of {pair}")]
+    ExtraSize {
+        /// The tensor.
+        tensor: String,
+        /// Its shape; a vector has one row.
+        found: [usize; 2],
+        /// Its shape by the pair.
+        expected: [usize; 2],
+        /// A of the pair.
+        pair: String,
+    },
+    /// The config says that tensors of a kind are there, and they are not.
+    #[error("field `{field}` is {value}, and {num_missing} {what} missing (the first of {first})")]
+    Missing {
+        /// The field.
+        field: &'static str,
+        /// Its value as JSON.
+        value: String,
+        /// What is missing.
+        what: &'static str,
+        /// How many.
+        num_missing: usize,
+        /// The place of the first, or the entry of the field.
+        first: String,
+    },
+    /// The config says that tensors of a kind are not there, and they are.
+    #[error("field `{field}` is {value}, and the file holds {num_tensors} tensors of that kind (the first is {first})")]
+    Undeclared {
+        /// The field.
+        field: &'static str,
+        /// Its value as JSON.
+        value: String,
+        /// How many.
+        num_tensors: usize,
+        /// The first.
+        first: String,
+    },
+    /// Token rows that are not as many as the config names tokens.
+    #[error("tensor {tensor}: {found} rows, expected {expected} by the config's trainable_token_indices")]
+    TokenCount {
+        /// The tensor.
+        tensor: String,
+        /// Its rows.
+        found: usize,
+        /// Tokens of the config.
+        expected: usize,
+    },
+    /// A half of a block-diagonal pair that cannot be cut into its blocks.
+    #[error("tensor {tensor}: {rows} rows, expected a multiple of the {num_blocks} blocks of use_bdlora")]
+    UnevenBlocks {
+        /// The tensor.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+        /// Blocks by the config.
+        num_blocks: usize,
+    },
     /// A without B, or B without A.
     #[error("tensor {tensor}: its other half {missing} is missing")]
     HalfPair {

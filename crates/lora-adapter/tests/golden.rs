@@ -1,10 +1,10 @@
 //! Every golden adapter of the dense models: it loads with the ranks and scalings that its config and the format's rules
 //! give, or is refused for the one reason that the table names. What the loaded ones compute is tested with the engine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use lora_adapter::{Adapter, Feature, LoadError, Reason, prepare};
+use lora_adapter::{Adapter, BaseInit, Feature, LoadError, Reason, prepare};
 use lora_math::shape::{AttentionSize, LayerShape, MlpSize};
 use lora_math::{ModelShape, Module, Site};
 use safetensors::SafeTensors;
@@ -55,43 +55,48 @@ const EXCEPTIONS: [(&str, usize, Module, usize, f32); 10] = [
     ("llama/patterns_rslora", 1, Module::QProj, 9, 2.0),
 ];
 
-/// Cases that are refused, and every kind of reason that they give.
-const REFUSED: [(&str, &[Feature]); 34] = [
-    ("llama/alora", &[Feature::InvocationTokens]),
-    ("llama/bdlora", &[Feature::BlockDiagonal]),
-    ("llama/dora", &[Feature::Dora]),
-    ("llama/dora_emb", &[Feature::Dora, Feature::EmbeddingLora, Feature::BaseWeightCopy]),
-    ("llama/embed_head_lora", &[Feature::EmbeddingLora, Feature::HeadLora, Feature::BaseWeightCopy]),
-    ("llama/embed_lora", &[Feature::EmbeddingLora, Feature::BaseWeightCopy]),
-    ("llama/head_lora", &[Feature::HeadLora, Feature::BaseWeightCopy]),
-    ("llama/init_olora", &[Feature::AlteringInit]),
-    ("llama/init_pissa", &[Feature::AlteringInit]),
-    ("llama/init_pissa_niter_4", &[Feature::AlteringInit]),
-    ("llama/kasa", &[Feature::Kasa]),
-    ("llama/layer_replication", &[Feature::LayerReplication]),
-    ("llama/lora_bias", &[Feature::LoraBias]),
-    ("llama/mts_embed_head", &[Feature::ReplacedModule]),
-    ("llama/mts_norm", &[Feature::ReplacedModule]),
-    ("llama/resized_vocab", &[Feature::ReplacedModule]),
-    ("llama/tti_dict", &[Feature::TrainableTokens]),
-    ("llama/tti_list", &[Feature::TrainableTokens]),
-    ("llama_bias/bias_all", &[Feature::TrainedBias]),
-    ("llama_bias/bias_lora_only", &[Feature::TrainedBias]),
-    ("llama_bias/dora", &[Feature::Dora]),
-    ("llama_bias/lora_bias", &[Feature::LoraBias]),
-    ("llama_tied/embed_lora", &[Feature::EmbeddingLora, Feature::BaseWeightCopy]),
-    ("llama_tied/embed_lora_tied", &[Feature::EmbeddingLora, Feature::HeadLora, Feature::BaseWeightCopy]),
-    ("llama_tied/head_lora", &[Feature::HeadLora, Feature::BaseWeightCopy]),
-    ("llama_tied/mts_embed", &[Feature::ReplacedModule]),
-    ("llama_tied/mts_embed_head", &[Feature::ReplacedModule]),
-    ("llama_tied/mts_embed_tied", &[Feature::ReplacedModule]),
-    ("llama_tied/mts_head", &[Feature::ReplacedModule]),
-    ("llama_tied/tti_dict_diff", &[Feature::TrainableTokens]),
-    ("llama_tied/tti_dict_same", &[Feature::TrainableTokens]),
-    ("llama_tied/tti_list", &[Feature::TrainableTokens]),
-    ("qwen2/bias_lora_only", &[Feature::TrainedBias]),
-    ("qwen3/norms_mts", &[Feature::ReplacedModule]),
+/// Kinds of tensors beside the pairs, and how many of each.
+type Kinds = &'static [(&'static str, usize)];
+
+/// Cases that hold more than pairs: the number of pairs, and of each kind of tensor beside them.
+const CARRIES: [(&str, usize, Kinds); 33] = [
+    ("llama/alora", 8, &[]),
+    ("llama/bdlora", 8, &[]),
+    ("llama/dora", 14, &[("DoRA magnitudes", 14)]),
+    ("llama/dora_emb", 3, &[("DoRA magnitudes", 3), ("copy of the base weight", 1)]),
+    ("llama/embed_head_lora", 4, &[("copy of the base weight", 2)]),
+    ("llama/embed_lora", 3, &[("copy of the base weight", 1)]),
+    ("llama/head_lora", 3, &[("copy of the base weight", 1)]),
+    ("llama/init_olora", 4, &[]),
+    ("llama/init_pissa", 4, &[]),
+    ("llama/kasa", 8, &[("KaSA diagonal", 8)]),
+    ("llama/layer_replication", 3, &[]),
+    ("llama/lora_bias", 2, &[("bias of lora_B", 2)]),
+    ("llama/mts_embed_head", 2, &[("whole weight", 2)]),
+    ("llama/mts_norm", 2, &[("trained norm", 5)]),
+    ("llama/resized_vocab", 2, &[("whole weight", 2)]),
+    ("llama/tti_dict", 2, &[("token rows", 2)]),
+    ("llama/tti_list", 2, &[("token rows", 1)]),
+    ("llama_bias/bias_all", 2, &[("trained bias", 14)]),
+    ("llama_bias/bias_lora_only", 4, &[("trained bias", 4)]),
+    ("llama_bias/dora", 8, &[("DoRA magnitudes", 8)]),
+    ("llama_bias/lora_bias", 14, &[("bias of lora_B", 14)]),
+    ("llama_tied/embed_lora", 3, &[("copy of the base weight", 1)]),
+    ("llama_tied/embed_lora_tied", 4, &[("copy of the base weight", 2)]),
+    ("llama_tied/head_lora", 3, &[("copy of the base weight", 1)]),
+    ("llama_tied/mts_embed", 2, &[("whole weight", 1)]),
+    ("llama_tied/mts_embed_head", 2, &[("whole weight", 2)]),
+    ("llama_tied/mts_embed_tied", 2, &[("whole weight", 2)]),
+    ("llama_tied/mts_head", 2, &[("whole weight", 1)]),
+    ("llama_tied/tti_dict_diff", 2, &[("token rows", 2)]),
+    ("llama_tied/tti_dict_same", 2, &[("token rows", 1)]),
+    ("llama_tied/tti_list", 2, &[("token rows", 1)]),
+    ("qwen2/bias_lora_only", 2, &[("trained bias", 2)]),
+    ("qwen3/norms_mts", 8, &[("trained norm", 4)]),
 ];
+
+/// Cases that are refused, and every kind of reason that they give.
+const REFUSED: [(&str, &[Feature]); 1] = [("llama/init_pissa_niter_4", &[Feature::AlteringInit])];
 
 /// The feature that a reason names.
 fn feature(reason: &Reason) -> Option<Feature> {
@@ -116,8 +121,9 @@ fn every_case_is_in_a_table() {
         }
     }
     let loads = LOADS.iter().map(|(case, ..)| case.to_string());
+    let carries = CARRIES.iter().map(|(case, ..)| case.to_string());
     let refused = REFUSED.iter().map(|(case, _)| case.to_string());
-    assert_eq!(cases, loads.chain(refused).collect());
+    assert_eq!(cases, loads.chain(carries).chain(refused).collect());
 }
 
 #[test]
@@ -138,10 +144,7 @@ fn cases_in_scope_load_with_their_ranks_and_scalings() {
 fn cases_out_of_scope_are_refused_by_name() {
     for (case, expected) in REFUSED {
         let error = open(case).expect_err(case);
-        // Packed blocks make B narrower than A is high, which is said too.
-        let packed = |reason: &&Reason| case.ends_with("bdlora") && matches!(reason, Reason::PairMismatch { .. });
-        let reasons = error.reasons().filter(|reason| !packed(reason));
-        let found: Option<BTreeSet<Feature>> = reasons.map(feature).collect();
+        let found: Option<BTreeSet<Feature>> = error.reasons().map(feature).collect();
         assert_eq!(found, Some(expected.iter().copied().collect()), "{case}: {error}");
         assert_eq!(error.to_string().lines().count(), 1 + error.reasons().count(), "{case}: one line a reason");
     }
@@ -170,6 +173,80 @@ fn loaded_pairs_are_the_tensors_of_the_file() {
                 assert_eq!(matrix.tensor(), name);
                 assert_eq!(matrix.bytes(), tensor.data(), "{case} {name}");
                 assert_eq!([matrix.rows(), matrix.cols()], tensor.shape());
+            }
+        }
+    }
+}
+
+/// Bytes of a file's tensors, sorted.
+fn sorted<T: AsRef<[u8]>>(tensors: impl Iterator<Item = T>) -> Vec<Vec<u8>> {
+    let mut tensors: Vec<Vec<u8>> = tensors.map(|tensor| tensor.as_ref().to_vec()).collect();
+    tensors.sort();
+    tensors
+}
+
+/// What stands beside the pairs is what the file holds: as many of each kind, and the bytes of all tensors.
+#[test]
+fn nothing_beside_the_pairs_is_lost() {
+    for (case, num_pairs, kinds) in CARRIES {
+        let adapter = open(case).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(adapter.pairs().len(), num_pairs, "{case}");
+        let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+        adapter.extras().for_each(|(extra, _)| *found.entry(extra.describe()).or_default() += 1);
+        assert_eq!(found, kinds.iter().copied().collect(), "{case}");
+        if case == "llama/bdlora" {
+            continue;
+        }
+        let bytes = std::fs::read(golden().join(case).join("adapter_model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let halves = adapter.pairs().flat_map(|(_, pair)| [pair.a().bytes(), pair.b().bytes()]);
+        let held = sorted(halves.chain(adapter.extras().map(|(_, matrix)| matrix.bytes())));
+        assert!(held == sorted(file.iter().map(|(_, tensor)| tensor.data())), "{case}");
+    }
+}
+
+#[test]
+fn the_config_of_what_stands_beside_the_pairs_is_kept() {
+    let settings = |case| open(case).unwrap().settings().clone();
+    assert_eq!(settings("llama/alora").invocation_tokens, [40, 41]);
+    assert_eq!(settings("llama/layer_replication").layer_replication, [(0, 2), (1, 2)]);
+    for (case, init) in [
+        ("llama/init_pissa", BaseInit::Pissa),
+        ("llama/init_olora", BaseInit::Olora),
+        ("llama/kasa", BaseInit::Kasa),
+        ("llama/dora", BaseInit::Kept),
+    ] {
+        assert_eq!(settings(case).base_init, init, "{case}");
+    }
+    let tokens = |case| settings(case).token_ids;
+    let (embed, head) = (Module::EmbedTokens, Module::LmHead);
+    assert_eq!(tokens("llama/tti_list"), BTreeMap::from([(embed, vec![5, 9, 77])]));
+    assert_eq!(tokens("llama/tti_dict"), BTreeMap::from([(embed, vec![3, 8]), (head, vec![11, 4, 90])]));
+    assert_eq!(tokens("llama_tied/tti_dict_same"), BTreeMap::from([(embed, vec![3, 8])]));
+    assert_eq!(tokens("llama_tied/tti_dict_diff"), BTreeMap::from([(embed, vec![3, 8]), (head, vec![11, 4])]));
+}
+
+/// Half of each pair is stored as two blocks below each other; they stand on the diagonal here, zeros elsewhere.
+#[test]
+fn blocks_stand_on_their_diagonal() {
+    let adapter = open("llama/bdlora").unwrap();
+    let bytes = std::fs::read(golden().join("llama/bdlora/adapter_model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (site, pair) in adapter.pairs() {
+        let is_a = site.module() == Module::OProj;
+        let half = if is_a { pair.a() } else { pair.b() };
+        let stored = file.tensor(half.tensor()).unwrap();
+        let [rows, cols] = stored.shape() else { panic!("{site}") };
+        let (rows, cols) = (*rows, *cols);
+        assert_eq!([half.rows(), half.cols()], [rows, 2 * cols], "{site}");
+        let stored: Vec<f32> = stored.data().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect();
+        let dense = half.to_f32();
+        for row in 0..rows {
+            for col in 0..2 * cols {
+                let block = usize::from(row >= rows / 2);
+                let inside = col / cols == block;
+                let expected = if inside { stored[row * cols + col % cols] } else { 0.0 };
+                assert_eq!(dense[row * 2 * cols + col], expected, "{site} {row} {col}");
             }
         }
     }

@@ -15,6 +15,7 @@ pub use base::{BaseWeights, SiteVectors};
 
 use crate::adapter::Adapter;
 use crate::extras::{BaseInit, Extra};
+use crate::feature::Feature;
 use crate::matrix::FileDtype;
 use crate::pair::LoraPair;
 
@@ -127,6 +128,12 @@ pub enum Misfit {
         /// Its name.
         tensor: String,
     },
+    /// The adapter is read, and cannot be run.
+    #[error("{feature}: read, and not run yet")]
+    NotServed {
+        /// What it asks for.
+        feature: Feature,
+    },
     /// An initialisation that has to be done again on the base weights.
     #[error("needs the base weights: training began by changing them ({init:?})")]
     NeedsInit {
@@ -149,11 +156,21 @@ pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, 
     if adapter.settings().base_init != BaseInit::Kept {
         reasons.push(Misfit::NeedsInit { init: adapter.settings().base_init });
     }
+    reasons.extend(not_served(&adapter));
     if !reasons.is_empty() {
         return Err(Refusal { reasons });
     }
     let pairs = adapter.pairs().map(|(site, pair)| (site, pair.clone())).collect();
     Ok(PreparedAdapter { adapter, pairs, vectors: Arc::default(), shape: shape.clone() })
+}
+
+/// What an adapter asks for and no engine of this workspace can run.
+fn not_served(adapter: &Adapter) -> impl Iterator<Item = Misfit> {
+    let settings = adapter.settings();
+    let replication = !settings.layer_replication.is_empty();
+    let invocation = !settings.invocation_tokens.is_empty();
+    let features = [(replication, Feature::LayerReplication), (invocation, Feature::InvocationTokens)];
+    features.into_iter().filter(|(asked, _)| *asked).map(|(_, feature)| Misfit::NotServed { feature })
 }
 
 fn misfits(site: Site, pair: &LoraPair, shape: &ModelShape) -> Vec<Misfit> {

@@ -61,7 +61,11 @@ fn scale_is_used_as_it_stands() {
 fn configs_that_say_something_else_are_refused() {
     let found = |from: &str, to: &str| reason(Adapter::open(with_config(&CONFIG.replace(from, to)).path()));
     let unsupported = |found: Reason, expected| matches!(found, Reason::UnsupportedField { field: "fine_tune_type", feature, .. } if feature == expected);
-    assert!(unsupported(found("\"lora\"", "\"dora\""), Feature::Dora));
+    let dora = Adapter::open(with_config(&CONFIG.replace("\"lora\"", "\"dora\"")).path()).unwrap_err();
+    assert!(
+        dora.to_string().contains("field `fine_tune_type` is switched on, and 2 magnitude vectors are missing"),
+        "{dora}"
+    );
     assert!(unsupported(found("\"lora\"", "\"full\""), Feature::ReplacedModule));
     let bad = |found: Reason, expected: &str| matches!(found, Reason::BadField { field, .. } if field == expected);
     assert!(bad(found("\"lora\"", "5"), "fine_tune_type"));
@@ -97,9 +101,13 @@ fn files_of_one_tool_beside_the_config_of_another_are_refused() {
 }
 
 #[test]
-fn dora_is_refused_by_its_config_and_its_tensors() {
-    let error = Adapter::open(&golden("mlx/llama/dora")).unwrap_err();
-    assert!(error.reasons().count() >= 1 && error.to_string().contains("DoRA"), "{error}");
+fn dora_carries_its_magnitudes() {
+    let adapter = Adapter::open(&golden("mlx/llama/dora")).unwrap();
+    for (site, pair) in adapter.pairs() {
+        let magnitude = adapter.extra(lora_adapter::Extra::Magnitude(site)).unwrap();
+        assert_eq!([magnitude.rows(), magnitude.cols()], [1, pair.out_features()], "{site}");
+    }
+    assert_eq!(adapter.extras().len(), adapter.pairs().len());
 }
 
 #[test]

@@ -35,12 +35,11 @@ fn tensors_that_belong_nowhere_are_refused() {
 #[test]
 fn known_tensors_of_other_kinds_are_refused_by_name() {
     for (module, feature) in [
-        ("self_attn.q_proj.lora_magnitude_vector", Feature::Dora),
-        ("self_attn.q_proj.lora_B.bias", Feature::LoraBias),
-        ("self_attn.q_proj.base_layer.bias", Feature::TrainedBias),
-        ("self_attn.k_proj.bias", Feature::TrainedBias),
-        ("self_attn.q_proj.lora_diag", Feature::Kasa),
-        ("input_layernorm.weight", Feature::ReplacedModule),
+        ("mlp.experts.lora_magnitude_vector", Feature::Dora),
+        ("mlp.experts.lora_B.bias", Feature::LoraBias),
+        ("mlp.experts.bias", Feature::TrainedBias),
+        ("mlp.experts.base_layer.weight", Feature::BaseWeightCopy),
+        ("mlp.experts.weight", Feature::ReplacedModule),
         ("self_attn.qkv_proj.lora_A.weight", Feature::FusedProjection),
         ("mlp.gate_up_proj.lora_A.weight", Feature::FusedProjection),
     ] {
