@@ -47,7 +47,7 @@ pub use notes::{Note, Origin};
 pub use pair::{LoraPair, MAX_RANK};
 pub use pickle::PickleError;
 pub use prepare::{
-    AdapterVectors, BaseWeights, Misfit, PrepareOptions, PreparedAdapter, Refusal, SiteVectors, prepare,
+    AdapterVectors, BaseWeights, Misfit, PrepareOptions, PreparedAdapter, Refusal, SiteVectors, prepare, prepare_with,
 };
 pub use reason::Reason;
 pub use report::{AdapterReport, SiteReport};

@@ -246,13 +246,13 @@ impl Matrix {
     /// The elements as f32, rounded to nearest, ties to even. An f64 beyond the range of f32 becomes infinite here;
     /// [`Matrix::write_as`] refuses it.
     pub fn to_f32(&self) -> Vec<f32> {
-        let bytes = self.bytes();
-        match self.dtype {
-            FileDtype::F64 => bytes.as_chunks().0.iter().map(|raw| f64::from_le_bytes(*raw) as f32).collect(),
-            FileDtype::F32 => bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect(),
-            FileDtype::F16 => bytes.as_chunks().0.iter().map(|raw| f16::from_le_bytes(*raw).to_f32()).collect(),
-            FileDtype::Bf16 => bytes.as_chunks().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect(),
-        }
+        widened(self.dtype, self.bytes())
+    }
+
+    /// Some of its rows as f32, rounded as by [`Matrix::to_f32`].
+    pub(crate) fn row_f32(&self, rows: Range<usize>) -> Vec<f32> {
+        let row_bytes = self.cols * self.dtype.bytes();
+        widened(self.dtype, &self.bytes()[rows.start * row_bytes..rows.end * row_bytes])
     }
 
     /// Writes the elements as `dtype`, little-endian, rounded to nearest, ties to even. What is below the smallest
@@ -299,6 +299,15 @@ impl PartialEq for Matrix {
 impl fmt::Debug for Matrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Matrix({}, [{}, {}] {})", self.tensor, self.rows, self.cols, self.dtype)
+    }
+}
+
+fn widened(dtype: FileDtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        FileDtype::F64 => bytes.as_chunks().0.iter().map(|raw| f64::from_le_bytes(*raw) as f32).collect(),
+        FileDtype::F32 => bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect(),
+        FileDtype::F16 => bytes.as_chunks().0.iter().map(|raw| f16::from_le_bytes(*raw).to_f32()).collect(),
+        FileDtype::Bf16 => bytes.as_chunks().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect(),
     }
 }
 

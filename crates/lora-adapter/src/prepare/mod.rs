@@ -3,15 +3,18 @@
 //! [`PreparedAdapter`] is the only thing a pool installs, so a pool never meets a pair that has no place in its model.
 
 mod base;
+mod init;
+mod misfit;
+mod vectors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lora_math::{ContentDigest, Features, ModelShape, Module, NormSite, Site};
-use thiserror::Error;
+use lora_math::{ContentDigest, Features, ModelShape, NormSite, Site};
 
 pub use base::{BaseWeights, SiteVectors};
+pub use misfit::{Misfit, Refusal};
 
 use crate::adapter::Adapter;
 use crate::extras::{BaseInit, Extra};
@@ -64,88 +67,10 @@ impl Default for PrepareOptions {
     }
 }
 
-/// Why an adapter does not fit a model: every reason, in the order of sites. Its text has one line for each.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[error("the adapter does not fit the model, {} reasons:{}", .reasons.len(), lines(.reasons))]
-pub struct Refusal {
-    /// At least one.
-    pub reasons: Vec<Misfit>,
-}
-
-/// One site of an adapter that does not fit the model.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum Misfit {
-    /// The model has fewer layers.
-    #[error("{site}: the model has layers 0 to {} (tensor {tensor})", .num_layers.saturating_sub(1))]
-    UnknownLayer {
-        /// The site.
-        site: Site,
-        /// Layers of the model.
-        num_layers: usize,
-        /// A of the pair.
-        tensor: String,
-    },
-    /// The layer, or the model, has no such module.
-    #[error("{site}: the model has no such module there, only {} (tensor {tensor})", names(.carried))]
-    UnknownModule {
-        /// The site.
-        site: Site,
-        /// What the layer carries.
-        carried: Vec<Module>,
-        /// A of the pair.
-        tensor: String,
-    },
-    /// A has another width than the model's module.
-    #[error("{site}: in_features is {found}, the model has {expected} (tensor {tensor})")]
-    InFeatures {
-        /// The site.
-        site: Site,
-        /// Of the model.
-        expected: usize,
-        /// Of the adapter.
-        found: usize,
-        /// A of the pair.
-        tensor: String,
-    },
-    /// B has another height than the model's module.
-    #[error("{site}: out_features is {found}, the model has {expected} (tensor {tensor})")]
-    OutFeatures {
-        /// The site.
-        site: Site,
-        /// Of the model.
-        expected: usize,
-        /// Of the adapter.
-        found: usize,
-        /// B of the pair.
-        tensor: String,
-    },
-    /// A tensor that means something only beside the base weights.
-    #[error("{extra}: needs the base weights (tensor {tensor})")]
-    NeedsBase {
-        /// What it is, and where.
-        extra: Extra,
-        /// Its name.
-        tensor: String,
-    },
-    /// The adapter is read, and cannot be run.
-    #[error("{feature}: read, and not run yet")]
-    NotServed {
-        /// What it asks for.
-        feature: Feature,
-    },
-    /// An initialisation that has to be done again on the base weights.
-    #[error("needs the base weights: training began by changing them ({init:?})")]
-    NeedsInit {
-        /// Which.
-        init: BaseInit,
-    },
-}
-
 /// Checks every site of `adapter` against `shape`, for adapters that need no base weights.
 ///
 /// # Errors
-/// Every site that has no place in the model or another size there, and all that only `prepare_with` can prepare. Worth a
+/// Every site that has no place in the model or another size there, and all that only [`prepare_with`] can prepare. Worth a
 /// retry only with another model.
 pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, Refusal> {
     let mut reasons: Vec<Misfit> = adapter.pairs().flat_map(|(site, pair)| misfits(site, pair, shape)).collect();
@@ -164,12 +89,45 @@ pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, 
     Ok(PreparedAdapter { adapter, pairs, vectors: Arc::default(), shape: shape.clone() })
 }
 
+/// Checks every site of `adapter` against the model of `base`, and works out all that needs the base weights: gains of
+/// DoRA, differences of biases, and the pairs of initialisations that changed the base.
+///
+/// Takes a pass over the weight of every site with DoRA or a changed base; nothing is kept of them.
+///
+/// # Errors
+/// Everything that has no place in the model or another size there, and what no engine can run. Worth a retry only with
+/// another model, or with more time where a decomposition is refused for it.
+pub fn prepare_with(
+    adapter: Adapter,
+    base: &dyn BaseWeights,
+    options: &PrepareOptions,
+) -> Result<PreparedAdapter, Refusal> {
+    let shape = base.shape();
+    let mut reasons: Vec<Misfit> = adapter.pairs().flat_map(|(site, pair)| misfits(site, pair, shape)).collect();
+    reasons.extend(not_served(&adapter));
+    // Without agreement on shapes no number below means anything.
+    if !reasons.is_empty() {
+        return Err(Refusal { reasons });
+    }
+    let mut pairs = init::pairs(&adapter, base, options, &mut reasons);
+    let vectors = vectors::of(&adapter, base, &mut pairs, &mut reasons);
+    if !reasons.is_empty() {
+        return Err(Refusal { reasons });
+    }
+    let shape = shape.clone();
+    Ok(PreparedAdapter { adapter, pairs, vectors: Arc::new(vectors), shape })
+}
+
 /// What an adapter asks for and no engine of this workspace can run.
 fn not_served(adapter: &Adapter) -> impl Iterator<Item = Misfit> {
     let settings = adapter.settings();
-    let replication = !settings.layer_replication.is_empty();
-    let invocation = !settings.invocation_tokens.is_empty();
-    let features = [(replication, Feature::LayerReplication), (invocation, Feature::InvocationTokens)];
+    let holds = |wanted: fn(Extra) -> bool| adapter.extras().any(|(extra, _)| wanted(extra));
+    let features = [
+        (!settings.layer_replication.is_empty(), Feature::LayerReplication),
+        (!settings.invocation_tokens.is_empty(), Feature::InvocationTokens),
+        (holds(|extra| matches!(extra, Extra::Weight(_))), Feature::ReplacedModule),
+        (holds(|extra| matches!(extra, Extra::TokenRows(_))), Feature::TrainableTokens),
+    ];
     features.into_iter().filter(|(asked, _)| *asked).map(|(_, feature)| Misfit::NotServed { feature })
 }
 
@@ -238,15 +196,4 @@ impl PreparedAdapter {
     pub fn dtypes(&self) -> BTreeSet<FileDtype> {
         self.pairs().flat_map(|(_, pair)| [pair.a().dtype(), pair.b().dtype()]).collect()
     }
-}
-
-fn lines(reasons: &[Misfit]) -> String {
-    reasons.iter().map(|reason| format!("\n  {reason}")).collect()
-}
-
-fn names(modules: &[Module]) -> String {
-    if modules.is_empty() {
-        return "no modules".to_owned();
-    }
-    modules.iter().map(|module| module.name()).collect::<Vec<_>>().join(", ")
 }
