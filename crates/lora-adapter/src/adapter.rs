@@ -11,6 +11,7 @@ use lora_math::{ContentDigest, Module, Site};
 use crate::error::{LoadError, Reasons};
 use crate::experts::GateUpOrder;
 use crate::extras::{BaseInit, Extra, Settings};
+use crate::gguf::{self, GgufError};
 use crate::load;
 use crate::matrix::Matrix;
 use crate::notes::{Note, Origin};
@@ -29,11 +30,12 @@ pub struct Adapter {
     notes: Vec<Note>,
     origin: Origin,
     gate_up: Option<GateUpOrder>,
+    awaits_heads: bool,
 }
 
 impl Adapter {
-    /// Reads the adapter in a directory: `adapter_config.json` and `adapter_model.safetensors` as PEFT writes them.
-    /// Every other file is ignored. Opens nothing outside the directory; for stores of links see [`Adapter::read`].
+    /// Reads the adapter in a directory: `adapter_config.json` and `adapter_model.safetensors` as PEFT writes them, the files
+    /// of mlx-lm, or one GGUF file, which may be given itself. Every other file is ignored. Opens nothing outside the directory; for stores of links see [`Adapter::read`].
     ///
     /// # Errors
     /// Every reason why the adapter cannot be served exactly as it was trained. Never worth a retry with the same files.
@@ -74,7 +76,7 @@ impl Adapter {
     pub(crate) fn new(pairs: BTreeMap<Site, LoraPair>, notes: Vec<Note>, origin: Origin) -> Self {
         let (extras, settings) = (BTreeMap::new(), Settings::default());
         let content = digest(&pairs, &extras, &settings);
-        Adapter { pairs, extras, settings, content, notes, origin, gate_up: None }
+        Adapter { pairs, extras, settings, content, notes, origin, gate_up: None, awaits_heads: false }
     }
 
     /// The adapter with what its file holds beside the pairs.
@@ -86,6 +88,48 @@ impl Adapter {
     /// Says in which order gate and up of experts were taken out of one matrix, where any were.
     pub(crate) fn fused_as(self, order: Option<GateUpOrder>) -> Self {
         Adapter { gate_up: order, ..self }
+    }
+
+    /// Says whether B of q and k have their rows in llama.cpp's order.
+    pub(crate) fn awaiting_heads(self, awaits_heads: bool) -> Self {
+        Adapter { awaits_heads, ..self }
+    }
+
+    /// Whether B of q and k have their rows in the order of llama.cpp's `llama` models, which only the base model's head
+    /// counts resolve: see [`Adapter::with_gguf_heads`]. Until then the adapter fits no model.
+    pub fn awaits_heads(&self) -> bool {
+        self.awaits_heads
+    }
+
+    /// The adapter for a base model with this many query and key-value heads. Converters to GGUF put the rows of q and k
+    /// of `llama` models (Llama, Mistral, Mixtral) in another order in each head, and the files do not hold the head counts.
+    /// Nothing changes where [`Adapter::awaits_heads`] is false.
+    ///
+    /// # Errors
+    /// Rows of a B that are not that many heads of an even size.
+    pub fn with_gguf_heads(self, num_heads: usize, num_kv_heads: usize) -> Result<Self, LoadError> {
+        if !self.awaits_heads {
+            return Ok(self);
+        }
+        let mut pairs = self.pairs;
+        let mut reasons = Reasons::default();
+        for (site, pair) in &mut pairs {
+            let num_heads = match site.module() {
+                Module::QProj => num_heads,
+                Module::KProj => num_kv_heads,
+                _ => continue,
+            };
+            match gguf::half_rotation(pair.b(), num_heads) {
+                Some(Ok(b)) => *pair = pair.clone().with_b(b),
+                Some(Err(error)) => reasons.push(gguf::FILE, Reason::Matrix(error)),
+                None => {
+                    let (site, out_features) = (*site, pair.out_features());
+                    reasons.push(gguf::FILE, GgufError::Heads { site, out_features, num_heads }.into());
+                }
+            }
+        }
+        reasons.into_result(None)?;
+        Ok(Adapter::new(pairs, self.notes, self.origin).carrying(self.extras, self.settings).fused_as(self.gate_up))
     }
 
     /// The adapter for a base model that has gate and up of its experts in this order. Files with both in one matrix seldom
@@ -116,7 +160,10 @@ impl Adapter {
             }
         }
         let notes = self.notes.into_iter().filter(|note| *note != Note::GateUpOrderAssumed).collect();
-        Adapter::new(pairs, notes, self.origin).carrying(self.extras, self.settings).fused_as(Some(order))
+        Adapter::new(pairs, notes, self.origin)
+            .carrying(self.extras, self.settings)
+            .fused_as(Some(order))
+            .awaiting_heads(self.awaits_heads)
     }
 
     /// Digest of everything that decides what the adapter does: equal for equal contents, whatever the order of keys in

@@ -51,6 +51,8 @@ pub(crate) enum Tool {
         /// Rank of every pair.
         rank: usize,
     },
+    /// A GGUF file of llama.cpp's converter: every pair has its own rank.
+    Gguf,
 }
 
 impl Tool {
@@ -59,6 +61,7 @@ impl Tool {
         match self {
             Tool::Peft => "r",
             Tool::Mlx { .. } => "lora_parameters.rank",
+            Tool::Gguf => "the file",
         }
     }
 }
@@ -145,16 +148,17 @@ impl Config {
         })
     }
 
-    /// The config of a tool that has no patterns: one scaling, whatever the rank.
-    pub(crate) fn of_other_tool(tool: Tool, scaling: f64, declared: Declared) -> Config {
+    /// The config of a tool that has no patterns: one alpha for all.
+    pub(crate) fn of_other_tool(tool: Tool, alpha: f64, rule: ScalingRule, declared: Declared) -> Config {
         let (rank, producer) = match tool {
             Tool::Peft => (0, None),
             Tool::Mlx { rank } => (rank, Some("mlx-lm")),
+            Tool::Gguf => (0, Some("llama.cpp")),
         };
         Config {
             rank,
-            alpha: scaling,
-            rule: ScalingRule::Given,
+            alpha,
+            rule,
             ranks: Table::default(),
             alphas: Table::default(),
             targets: None,

@@ -98,6 +98,11 @@ impl Declared {
         Declared { dora: Some(dora), dora_field: "fine_tune_type", ..Declared::default() }
     }
 
+    /// What a GGUF file says.
+    pub(crate) fn of_gguf(invocation_tokens: Vec<u32>) -> Self {
+        Declared { invocation_tokens, ..Declared::default() }
+    }
+
     /// Compares the file with what the config says. Gives the settings of the adapter.
     pub(crate) fn check(&self, sorted: &Sorted, plan: &FilePlan, reasons: &mut Reasons) -> Settings {
         let mut check = Check { sorted, plan, reasons };

@@ -100,6 +100,11 @@ impl Reasons {
         self.kept.into_iter().map(|located| located.reason)
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.kept.len() + self.num_omitted
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }

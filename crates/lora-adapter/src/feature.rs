@@ -45,7 +45,7 @@ pub enum Feature {
     FanInFanOut,
     /// Weights of mlx-lm beside a config that is not mlx-lm's.
     Mlx,
-    /// A GGUF adapter.
+    /// A GGUF adapter beside a config of PEFT.
     Gguf,
 }
 
@@ -72,7 +72,7 @@ impl Feature {
             Feature::Arrow => "Arrow routing between adapters",
             Feature::FanInFanOut => "a base model with transposed (Conv1D) weights",
             Feature::Mlx => "weights of mlx-lm beside a config of PEFT",
-            Feature::Gguf => "the GGUF adapter format",
+            Feature::Gguf => "a GGUF file beside a config of PEFT (give the file itself)",
         }
     }
 }

@@ -7,10 +7,11 @@ use lora_math::scaling::ScalingRule;
 
 use crate::adapter::Adapter;
 use crate::blocks;
-use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES};
+use crate::config::{CONFIG_FILE, Config, Expected, MAX_CONFIG_BYTES, Tool};
 use crate::error::{LoadError, Reasons, shown};
 use crate::experts::{self, Experts, Parameter};
 use crate::extras::{Extra, Settings};
+use crate::gguf::{self, Opened};
 use crate::keys::Half;
 use crate::marks::Columns;
 use crate::matrix::{Matrix, MatrixError};
@@ -40,7 +41,7 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
         None
     });
     if !reasons.is_empty() {
-        return Err(reasons.into_error(Some(source.directory())));
+        return Err(reasons.into_error(Some(&source.path())));
     }
     let source = match &inner {
         Some((folder, inner)) => {
@@ -49,17 +50,11 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
         }
         None => source,
     };
-    let config = match source.read(CONFIG_FILE, MAX_CONFIG_BYTES) {
-        Ok(bytes) => Config::parse(&bytes, &mut reasons, &mut notes),
-        Err(reason) => {
-            reasons.push(CONFIG_FILE, reason);
-            None
-        }
-    };
+    let Parts { config, weights, awaits_heads } = parts(source, &mut reasons, &mut notes);
     let mut values = Values::default();
     let mut gate_up = None;
     let mut settings = Settings::default();
-    if let Some((mut file, plan)) = weights::open(source, config.as_ref(), &mut reasons, &mut notes) {
+    if let Some((mut file, plan)) = weights {
         let blocks = config.as_ref().and_then(|config| config.declared.blocks.as_ref());
         let mut sorted = sort::sort(&plan, blocks, &mut reasons, &mut notes);
         let marks = config.as_ref().map(|config| &config.marks);
@@ -74,10 +69,44 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
         }
         values = read_values(&mut file, &plan, sorted, layout, &mut reasons);
     }
-    reasons.into_result(Some(source.directory()))?;
+    reasons.into_result(Some(&source.path()))?;
     count_alphas(&values.pairs, &mut notes);
     let origin = config.map(|config| config.origin).unwrap_or_default();
-    Ok(Adapter::new(values.pairs, notes, origin).carrying(values.extras, settings).fused_as(gate_up))
+    let adapter = Adapter::new(values.pairs, notes, origin).carrying(values.extras, settings);
+    Ok(adapter.fused_as(gate_up).awaiting_heads(awaits_heads))
+}
+
+/// What an adapter is read from: its config and its weights, out of two files or of one.
+struct Parts {
+    config: Option<Config>,
+    weights: Option<(Joined, FilePlan)>,
+    /// Rows of q and k are in an order that only head counts tell.
+    awaits_heads: bool,
+}
+
+fn parts(source: &AdapterSource, reasons: &mut Reasons, notes: &mut Vec<Note>) -> Parts {
+    let opened = match weights::gguf_file(source) {
+        Ok(None) => None,
+        Ok(Some(name)) => Some(gguf::open(source, &name, reasons, notes)),
+        Err(reason) => {
+            reasons.push(None, reason);
+            Some(None)
+        }
+    };
+    if let Some(opened) = opened {
+        let awaits_heads = opened.as_ref().is_some_and(|opened| opened.awaits_heads);
+        let (config, weights) = opened.map(|Opened { config, file, plan, .. }| (config, (file, plan))).unzip();
+        return Parts { config, weights, awaits_heads };
+    }
+    let config = match source.read(CONFIG_FILE, MAX_CONFIG_BYTES) {
+        Ok(bytes) => Config::parse(&bytes, reasons, notes),
+        Err(reason) => {
+            reasons.push(CONFIG_FILE, reason);
+            None
+        }
+    };
+    let weights = weights::open(source, config.as_ref(), reasons, notes);
+    Parts { config, weights, awaits_heads: false }
 }
 
 /// What the config gives for each pair.
@@ -96,6 +125,9 @@ fn scales(
     notes: &mut Vec<Note>,
 ) -> Option<Scales> {
     let scales = |pairs| Scales { pairs, rule: config.rule };
+    if config.tool == Tool::Gguf {
+        return Some(scales(pairs.iter().map(|pair| (pair.num_rows(), config.alpha)).collect()));
+    }
     let paths: Vec<&str> = pairs.iter().map(|pair| pair.path.as_str()).collect();
     let expected: Vec<Expected> = paths.iter().map(|path| config.expected(path)).collect();
     if pairs.iter().zip(&expected).all(|(pair, expected)| pair.allows_rank(expected.rank)) {

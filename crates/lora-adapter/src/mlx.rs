@@ -3,6 +3,7 @@
 //! `scale` multiplies B·A·x as it stands, whatever the rank. Tensors get the names that PEFT gives their places, so
 //! everything behind this file sees one naming; messages keep the names of the file.
 
+use lora_math::scaling::ScalingRule;
 use serde_json::{Map, Value};
 
 use crate::config::{CONFIG_FILE, Config, Tool, rank_value};
@@ -87,7 +88,7 @@ pub(crate) fn config(object: &Map<String, Value>, reasons: &mut Reasons) -> Opti
         }
         scale
     });
-    Some(Config::of_other_tool(Tool::Mlx { rank: rank? }, scale?, Declared::of_mlx(is_dora)))
+    Some(Config::of_other_tool(Tool::Mlx { rank: rank? }, scale?, ScalingRule::Given, Declared::of_mlx(is_dora)))
 }
 
 /// The plan with PEFT's names and orientation. Stacked experts become one tensor for each expert.

@@ -18,6 +18,13 @@ pub enum Note {
         /// Its value as JSON.
         value: String,
     },
+    /// A text of the file that says how the adapter is to be used; nothing here acts on it.
+    Said {
+        /// Name of the field.
+        field: String,
+        /// What it says.
+        text: String,
+    },
     /// Tensors that only training used.
     TrainingOnlyTensors {
         /// What they belong to.
@@ -85,6 +92,7 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Note::UnknownField { field, value } => write!(f, "config field `{field}` = {value} is not known; ignored"),
+            Note::Said { field, text } => write!(f, "{field} says: {text}"),
             Note::TrainingOnlyTensors { method, num_tensors } => {
                 write!(f, "{num_tensors} tensors of {method} are used in training only; not applied")
             }

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::archive_error::ArchiveError;
 use crate::feature::Feature;
+use crate::gguf::GgufError;
 use crate::keys::Dialect;
 use crate::matrix::MatrixError;
 use crate::pickle::PickleError;
@@ -72,6 +73,12 @@ pub enum Reason {
     SeveralFolders {
         /// Names of the first few.
         folders: Vec<String>,
+    },
+    /// Several GGUF files stand in a directory without a config.
+    #[error("several GGUF files here: {}; give one of them", files.join(", "))]
+    SeveralFiles {
+        /// Names of the first few.
+        files: Vec<String>,
     },
     /// The index of weights in several files cannot be used.
     #[error("the index of the weights: {message}")]
@@ -232,6 +239,9 @@ pub enum Reason {
     /// A pickle that holds something other than tensors.
     #[error("{0}")]
     Pickle(#[from] PickleError),
+    /// A GGUF file that is not an adapter that is read.
+    #[error("{0}")]
+    Gguf(#[from] GgufError),
     /// The file holds no A and B at all.
     #[error("no LoRA pair in the file ({num_tensors} tensors); the adapter would act as the base model")]
     NoPairs {

@@ -1,13 +1,14 @@
 //! Which file of a directory holds the weights, and the plan of its tensors, whatever the container.
 
-use crate::config::{Config, Tool};
+use crate::config::{CONFIG_FILE, Config, Tool};
 use crate::error::Reasons;
 use crate::feature::Feature;
+use crate::gguf;
 use crate::mlx;
 use crate::notes::Note;
 use crate::reason::Reason;
 use crate::shards::{self, INDEX_FILES, Joined};
-use crate::source::AdapterSource;
+use crate::source::{AdapterSource, PlainName};
 use crate::tensor_file::{self, FilePlan};
 use crate::torch_zip;
 
@@ -96,8 +97,23 @@ fn other_format(source: &AdapterSource) -> Option<(Option<&'static str>, Feature
     holds_gguf(source).then_some((None, Feature::Gguf))
 }
 
+/// The GGUF file to be read: the one that the source names, or the only one in a directory without anything else.
+///
+/// # Errors
+/// Several stand there.
+pub(crate) fn gguf_file(source: &AdapterSource) -> Result<Option<PlainName>, Reason> {
+    if let Some(file) = source.file() {
+        return Ok(Some(file.clone()));
+    }
+    let others = [CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE, mlx::WEIGHTS_FILE];
+    if others.into_iter().chain(INDEX_FILES).any(|name| source.holds(name)) {
+        return Ok(None);
+    }
+    source.only_file_ending(gguf::ENDING)
+}
+
 fn holds_gguf(source: &AdapterSource) -> bool {
-    source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+    source.file().is_some() || source.holds_any(|path| path.extension().is_some_and(|extension| extension == "gguf"))
 }
 
 /// Whether weights of any format stand in the directory.

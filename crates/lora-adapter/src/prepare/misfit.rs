@@ -181,6 +181,10 @@ pub enum Misfit {
         /// What it asks for.
         feature: Feature,
     },
+    /// A GGUF adapter whose rows of q and k wait for the head counts of the base model:
+    /// [`Adapter::with_gguf_heads`](crate::Adapter::with_gguf_heads).
+    #[error("rows of q and k are in llama.cpp's order, which only the head counts of the base model resolve")]
+    NeedsHeads,
     /// An initialisation that has to be done again on the base weights.
     #[error("needs the base weights: training began by changing them ({init:?})")]
     NeedsInit {

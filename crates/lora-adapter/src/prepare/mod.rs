@@ -118,7 +118,7 @@ pub fn prepare_with(
     Ok(PreparedAdapter { adapter, pairs, vectors: Arc::new(vectors), shape })
 }
 
-/// What an adapter asks for and no engine of this workspace can run.
+/// What an adapter asks for and no engine of this workspace can run, or not as it stands.
 fn not_served(adapter: &Adapter) -> impl Iterator<Item = Misfit> {
     let settings = adapter.settings();
     let holds = |wanted: fn(Extra) -> bool| adapter.extras().any(|(extra, _)| wanted(extra));
@@ -128,7 +128,8 @@ fn not_served(adapter: &Adapter) -> impl Iterator<Item = Misfit> {
         (holds(|extra| matches!(extra, Extra::Weight(_))), Feature::ReplacedModule),
         (holds(|extra| matches!(extra, Extra::TokenRows(_))), Feature::TrainableTokens),
     ];
-    features.into_iter().filter(|(asked, _)| *asked).map(|(_, feature)| Misfit::NotServed { feature })
+    let features = features.into_iter().filter(|(asked, _)| *asked).map(|(_, feature)| Misfit::NotServed { feature });
+    features.chain(adapter.awaits_heads().then_some(Misfit::NeedsHeads))
 }
 
 fn misfits(site: Site, pair: &LoraPair, shape: &ModelShape) -> Vec<Misfit> {
