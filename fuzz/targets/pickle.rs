@@ -1,0 +1,10 @@
+//! See `entry::pickle`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use multilora_fuzz::{entry, scratch};
+
+fuzz_target!(|input: &[u8]| {
+    entry::pickle(scratch(), input);
+});

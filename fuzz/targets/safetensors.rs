@@ -1,0 +1,10 @@
+//! See `entry::safetensors`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use multilora_fuzz::{entry, scratch};
+
+fuzz_target!(|input: &[u8]| {
+    entry::safetensors(scratch(), input);
+});
