@@ -177,11 +177,11 @@ fn inspect_says_what_is_there_and_what_is_wrong() {
     assert_eq!(report["adapter"]["sites"][0]["module"], "q_proj");
     assert!(report["slot"]["image_bytes"].as_u64().expect("bytes") > 0);
 
-    let refused = multilora(&["inspect", &adapter("dora"), "--json"]);
+    let refused = multilora(&["inspect", &adapter("init_pissa_niter_4"), "--json"]);
     assert_eq!(refused.status.code(), Some(2));
     let report: Value = serde_json::from_slice(&refused.stdout).expect("JSON");
     assert_eq!(report["loads"], false);
-    assert!(report["reasons"].to_string().contains("DoRA"), "{report}");
+    assert!(report["reasons"].to_string().contains("pissa_niter_4"), "{report}");
 
     // The same tensors on a model of other widths: every site is a reason.
     let other = golden("models/qwen3").display().to_string();
@@ -189,6 +189,55 @@ fn inspect_says_what_is_there_and_what_is_wrong() {
     assert_eq!(misfit.status.code(), Some(2));
     let text = String::from_utf8_lossy(&misfit.stdout);
     assert!(text.contains("verdict: refused") && text.contains("q_proj"), "{text}");
+}
+
+/// One GGUF file gives the logits of the adapter that it was made of, and is inspected like any other.
+#[test]
+fn a_gguf_file_is_an_adapter() {
+    let file = golden("gguf/llama/all_linear.gguf").display().to_string();
+    let text = stdout(&multilora(&["inspect", &file]));
+    assert!(text.contains("verdict: loads") && text.contains("llama.cpp"), "{text}");
+    let text = stdout(&multilora(&["inspect", &file, "--model", &model()]));
+    assert!(text.contains("verdict: loads on"), "{text}");
+    let (ids, expected) = golden_case("all_linear", "logits_adapter");
+    let directory = tempfile::tempdir().expect("a directory");
+    let requests = directory.path().join("requests.jsonl");
+    let lines: String = ids.iter().map(|ids| format!("{}\n", json!({"adapter": "a", "token_ids": ids}))).collect();
+    fs::write(&requests, lines).expect("requests");
+    let (named, requests) = (format!("a={file}"), requests.display().to_string());
+    let answers = json_lines(&multilora(&["score", "--model", &model(), "--adapter", &named, "--requests", &requests]));
+    assert_eq!(answers.len(), expected.len());
+    for (answer, expected) in answers.iter().zip(&expected) {
+        let found: Vec<Vec<f32>> = serde_json::from_value(answer["logits"].clone()).expect("logits");
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() <= 1e-4, "{found} against {expected}");
+        }
+    }
+}
+
+/// Links of the hub's cache lead to the contents in its repository's folder, and are followed there only.
+#[cfg(unix)]
+#[test]
+fn a_snapshot_of_the_hub_cache_is_inspected() {
+    let cache = tempfile::tempdir().expect("a directory");
+    let repository = cache.path().join("models--owner--name");
+    let snapshot = repository.join("snapshots/0123");
+    fs::create_dir_all(&snapshot).expect("a directory");
+    fs::create_dir_all(repository.join("blobs")).expect("a directory");
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(golden("adapters/llama/qv").join(name), repository.join("blobs").join(name)).expect("a copy");
+        let target = Path::new("../../blobs").join(name);
+        std::os::unix::fs::symlink(target, snapshot.join(name)).expect("a link");
+    }
+    let text = stdout(&multilora(&["inspect", &snapshot.display().to_string()]));
+    assert!(text.contains("verdict: loads"), "{text}");
+    let elsewhere = cache.path().join("elsewhere");
+    fs::create_dir(&elsewhere).expect("a directory");
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::os::unix::fs::symlink(snapshot.join(name), elsewhere.join(name)).expect("a link");
+    }
+    let output = multilora(&["inspect", &elsewhere.display().to_string()]);
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
@@ -245,7 +294,10 @@ fn bad_input_is_refused_in_one_line() {
     score(&file("name", r#"{"adapter": "b", "token_ids": [1]}"#), &["--adapter", &qv], &["\"b\"", "request 1"]);
     score(&good, &["--adapter", &qv, "--adapter", &qv], &["two adapters", "\"a\""]);
     score(&good, &["--adapter", &format!("a={nowhere}")], &["\"a\"", "nowhere"]);
-    score(&good, &["--adapter", &format!("a={empty}")], &["\"a\"", "adapter_config.json"]);
+    let no_files = tempfile::tempdir().expect("a directory");
+    let no_files = format!("a={}", no_files.path().display());
+    score(&good, &["--adapter", &no_files], &["\"a\"", "adapter_config.json"]);
+    score(&good, &["--adapter", &format!("a={empty}")], &["\"a\"", "not a GGUF file"]);
     score(&good, &["--adapter", &format!("a={}", adapter("dora"))], &["\"a\"", "DoRA"]);
     let other = golden("adapters/qwen3/all_linear").display().to_string();
     score(&good, &["--adapter", &format!("a={other}")], &["\"a\"", "layer 0"]);

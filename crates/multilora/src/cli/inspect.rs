@@ -11,12 +11,13 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use multilora::adapter::{Adapter, AdapterReport, PreparedAdapter, prepare};
-use multilora::engine::checkpoint::CheckpointInfo;
+use multilora::adapter::{AdapterReport, PreparedAdapter, prepare};
+use multilora::engine::checkpoint::{CheckpointInfo, ModelConfig};
 use multilora::engine::model::config_shape;
 use multilora::math::{LayoutOptions, ModelShape, ModuleSet, SlotDtype, SlotLayout};
 use multilora::pool::packed_layout;
 
+use super::adapters;
 use super::bytes::show;
 use super::one_line;
 use super::setup::{SlotDtypeArg, exact_dtype};
@@ -24,7 +25,7 @@ use super::setup::{SlotDtypeArg, exact_dtype};
 /// Options of `multilora inspect`.
 #[derive(Args)]
 pub(crate) struct InspectArgs {
-    /// The adapter's directory.
+    /// The adapter's directory, or its GGUF file.
     adapter: PathBuf,
     /// Directory or GGUF file of the base model that it should load on.
     #[arg(long, value_name = "PATH")]
@@ -65,11 +66,14 @@ struct SlotCost {
 
 /// Inspects and prints.
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
-    let shape = match &args.model {
-        Some(model) => Some(config_shape(&CheckpointInfo::open(model)?.config)?),
+    let model = match &args.model {
+        Some(model) => {
+            let config = CheckpointInfo::open(model)?.config;
+            Some((config_shape(&config)?, config))
+        }
         None => None,
     };
-    let inspection = inspect(args, shape.as_ref());
+    let inspection = inspect(args, model.as_ref());
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer(&mut out, &inspection)?;
@@ -80,13 +84,17 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     Ok(if inspection.loads { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
-fn inspect(args: &InspectArgs, shape: Option<&ModelShape>) -> Inspection {
+fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Inspection {
     let mut inspection = Inspection {
         path: args.adapter.display().to_string(),
         model: args.model.as_deref().map(Path::display).map(|path| path.to_string()),
         ..Inspection::default()
     };
-    let adapter = match Adapter::open(&args.adapter) {
+    let opened = adapters::open(&args.adapter).and_then(|adapter| match model {
+        Some((_, config)) => adapters::for_model(adapter, config),
+        None => Ok(adapter),
+    });
+    let adapter = match opened {
         Ok(adapter) => adapter,
         Err(error) => {
             inspection.reasons = error.located().iter().map(ToString::to_string).collect();
@@ -97,7 +105,7 @@ fn inspect(args: &InspectArgs, shape: Option<&ModelShape>) -> Inspection {
         }
     };
     inspection.adapter = Some(adapter.report());
-    let Some(shape) = shape else {
+    let Some((shape, _)) = model else {
         inspection.loads = true;
         return inspection;
     };

@@ -1,5 +1,6 @@
 //! The subcommands of the binary, one a file, and what they share.
 
+pub(crate) mod adapters;
 pub(crate) mod bytes;
 pub(crate) mod generate;
 pub(crate) mod inspect;

@@ -12,13 +12,15 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
-use multilora::adapter::{Adapter, PreparedAdapter, exact_slot_dtype, prepare};
+use multilora::adapter::{PreparedAdapter, exact_slot_dtype, prepare};
 use multilora::engine::checkpoint::{Checkpoint, CheckpointInfo, LoadOptions, WeightDtype};
 use multilora::engine::model::config_shape;
 use multilora::engine::tokenizer::{Tokenizer, TokenizerError};
 use multilora::engine::{Engine, EngineOptions, TransformerModel};
 use multilora::math::{AdapterSelection, ModuleSet, SlotDtype};
 use multilora::pool::{LoraPool, PoolOptions};
+
+use super::adapters;
 
 /// The word that selects the base model; no adapter may be called so.
 pub(crate) const BASE: &str = "base";
@@ -29,7 +31,7 @@ pub(crate) struct EngineArgs {
     /// Directory or GGUF file of the base model.
     #[arg(long, value_name = "PATH")]
     pub(crate) model: PathBuf,
-    /// An adapter directory, under the name by which it is used. May be given several times.
+    /// An adapter directory or GGUF file, under the name by which it is used. May be given several times.
     #[arg(long = "adapter", value_name = "NAME=DIR")]
     adapters: Vec<NamedAdapter>,
     /// Threads of the engine; all cores unless given.
@@ -129,7 +131,8 @@ impl EngineArgs {
                 bail!("two adapters are called {name:?}");
             }
             let refused = || format!("adapter {name:?} from {}", directory.display());
-            let adapter = Adapter::open(directory)
+            let adapter = adapters::open(directory)
+                .and_then(|adapter| adapters::for_model(adapter, &info.config))
                 .map_err(|error| {
                     let reasons: Vec<String> = error.located().iter().map(ToString::to_string).collect();
                     brief(&reasons, error.num_omitted(), directory)
