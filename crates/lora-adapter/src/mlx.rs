@@ -22,6 +22,9 @@ const MAX_EXPERTS: u64 = 4096;
 /// Expert matrices of one file, A and B.
 const MAX_EXPERT_TENSORS: u64 = 2 * crate::load::MAX_EXPERT_PAIRS as u64;
 
+/// No expert has a matrix of fewer bytes: names for each would take many times the memory of the file.
+pub(crate) const MIN_EXPERT_BYTES: u64 = 32;
+
 /// Bytes of the name of a stack: it is repeated for each expert.
 const MAX_STACK_NAME: usize = 512;
 
@@ -96,7 +99,8 @@ pub(crate) fn config(object: &Map<String, Value>, reasons: &mut Reasons) -> Opti
 /// What a header says in few bytes must not become much memory: a stack without elements, under a very long name, or
 /// beyond the most expert matrices of a file stays one tensor, and is refused for its three dimensions.
 pub(crate) fn translate(plan: FilePlan) -> FilePlan {
-    let mut room = MAX_EXPERT_TENSORS;
+    let total_bytes = plan.tensors.iter().fold(0u64, |total, tensor| total.saturating_add(tensor.end - tensor.begin));
+    let mut room = MAX_EXPERT_TENSORS.min(total_bytes / MIN_EXPERT_BYTES);
     let tensors = plan.tensors.into_iter().flat_map(|tensor| translate_tensor(tensor, &mut room)).collect();
     FilePlan { tensors, ..plan }
 }
@@ -196,10 +200,10 @@ mod tests {
             name: name.to_owned(),
             peft_name: None,
             dtype: "F32",
-            shape: vec![4096, 1, 1],
+            shape: vec![4096, 1, 8],
             transposed: false,
             begin: 0,
-            end: 4096 * 4,
+            end: 4096 * MIN_EXPERT_BYTES,
         };
         let plan = FilePlan { file: WEIGHTS_FILE, tensors: vec![stack; 200], data_offset: 8 };
         assert_eq!(translate(plan).tensors.len() as u64, MAX_EXPERT_TENSORS + 200 - MAX_EXPERT_TENSORS / 4096);

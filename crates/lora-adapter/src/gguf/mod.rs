@@ -24,6 +24,7 @@ use crate::config::{Config, Tool};
 use crate::declared::Declared;
 use crate::error::{Reasons, shown};
 use crate::load::MAX_EXPERT_PAIRS;
+use crate::mlx::MIN_EXPERT_BYTES;
 use crate::notes::Note;
 use crate::reason::Reason;
 use crate::shards::Joined;
@@ -35,9 +36,6 @@ pub(crate) const FILE: &str = "*.gguf";
 
 /// What the name of a file ends in.
 pub(crate) const ENDING: &str = ".gguf";
-
-/// No expert has a matrix of fewer bytes: a small file could claim millions of experts.
-const MIN_EXPERT_BYTES: u64 = 32;
 
 /// Types by ggml's numbers: the name, and for those that are read the name and size of safetensors' dtype.
 const TYPES: [(u32, &str, Option<u64>); 33] = [
