@@ -129,7 +129,8 @@ impl Adapter {
             }
         }
         reasons.into_result(None)?;
-        Ok(Adapter::new(pairs, self.notes, self.origin).carrying(self.extras, self.settings).fused_as(self.gate_up))
+        let notes = self.notes.into_iter().filter(|note| *note != Note::HeadsAwaited).collect();
+        Ok(Adapter::new(pairs, notes, self.origin).carrying(self.extras, self.settings).fused_as(self.gate_up))
     }
 
     /// The adapter for a base model that has gate and up of its experts in this order. Files with both in one matrix seldom

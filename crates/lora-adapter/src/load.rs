@@ -72,6 +72,9 @@ pub(crate) fn open(source: &AdapterSource) -> Result<Adapter, LoadError> {
     reasons.into_result(Some(&source.path()))?;
     count_alphas(&values.pairs, &mut notes);
     let origin = config.map(|config| config.origin).unwrap_or_default();
+    if awaits_heads {
+        notes.push(Note::HeadsAwaited);
+    }
     let adapter = Adapter::new(values.pairs, notes, origin).carrying(values.extras, settings);
     Ok(adapter.fused_as(gate_up).awaiting_heads(awaits_heads))
 }

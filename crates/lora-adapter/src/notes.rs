@@ -68,6 +68,9 @@ pub enum Note {
     /// Nothing says how gate and up share the rows of stacked experts; read as gate before up. gpt-oss interleaves them:
     /// [`Adapter::with_gate_up_order`](crate::Adapter::with_gate_up_order) reads them so.
     GateUpOrderAssumed,
+    /// Rows of q and k are in llama.cpp's order until the head counts of the base model are given:
+    /// [`Adapter::with_gguf_heads`](crate::Adapter::with_gguf_heads).
+    HeadsAwaited,
     /// Neither shapes nor versions say which side of the stacked experts is the input.
     OrientationAssumed {
         /// Whether A was read as the side of the output, as PEFT before 0.19 trains most models.
@@ -111,6 +114,7 @@ impl fmt::Display for Note {
             Note::GateUpOrderAssumed => {
                 f.write_str("nothing says how gate and up share the rows of stacked experts; read as gate before up")
             }
+            Note::HeadsAwaited => f.write_str("rows of q and k wait for the head counts of the base model"),
             Note::OrientationAssumed { swapped } => {
                 let side = if *swapped { "output" } else { "input" };
                 write!(f, "neither shapes nor versions say which side of stacked experts A is on; read as the {side}")

@@ -15,10 +15,11 @@ fn same_as_peft(file: &str, original: &str, heads: Option<[usize; 2]>, rounded: 
     let mut adapter = Adapter::open(&golden("gguf").join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     let original = Adapter::open(&golden(original)).unwrap_or_else(|error| panic!("{original}: {error}"));
     assert_eq!(adapter.awaits_heads(), heads.is_some(), "{file}");
+    assert_eq!(adapter.notes().contains(&Note::HeadsAwaited), heads.is_some(), "{file}");
     assert_eq!(adapter.origin().producer, Some("llama.cpp"), "{file}");
     if let Some([num_heads, num_kv_heads]) = heads {
         adapter = adapter.with_gguf_heads(num_heads, num_kv_heads).unwrap();
-        assert!(!adapter.awaits_heads());
+        assert!(!adapter.awaits_heads() && !adapter.notes().contains(&Note::HeadsAwaited));
     }
     let sites = |adapter: &Adapter| adapter.pairs().map(|(site, _)| site).collect::<Vec<_>>();
     assert_eq!(sites(&adapter), sites(&original), "{file}");
