@@ -52,5 +52,5 @@ pub use prepare::{
     AdapterVectors, BaseWeights, Misfit, PrepareOptions, PreparedAdapter, Refusal, SiteVectors, prepare, prepare_with,
 };
 pub use reason::Reason;
-pub use report::{AdapterReport, SiteReport};
+pub use report::{AdapterReport, ExtraReport, SettingsReport, SiteReport};
 pub use source::AdapterSource;

@@ -1,12 +1,14 @@
 //! What `inspect` tells: an adapter as plain data, for people and for tools.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use lora_math::Site;
 use serde::Serialize;
 
 use crate::adapter::Adapter;
-use crate::matrix::FileDtype;
+use crate::extras::{BaseInit, Extra, Settings};
+use crate::matrix::{FileDtype, Matrix};
 use crate::notes::{Note, Origin};
 use crate::pair::LoraPair;
 
@@ -24,6 +26,10 @@ pub struct AdapterReport {
     pub file_bytes: usize,
     /// Every site, ascending.
     pub sites: Vec<SiteReport>,
+    /// Every tensor beside the pairs, ascending.
+    pub extras: Vec<ExtraReport>,
+    /// What the config says beyond ranks and scalings.
+    pub settings: SettingsReport,
     /// What was accepted and is worth knowing.
     pub notes: Vec<Note>,
     /// What the files say about where they come from.
@@ -58,6 +64,36 @@ pub struct SiteReport {
     pub file_bytes: usize,
 }
 
+/// One tensor beside the pairs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ExtraReport {
+    /// What it is: [`Extra::describe`].
+    pub kind: &'static str,
+    /// The site or the norm, in words.
+    pub place: String,
+    /// Rows and columns; a vector has one row.
+    pub shape: [usize; 2],
+    /// Dtype in the file.
+    pub dtype: FileDtype,
+    /// Bytes in the file.
+    pub file_bytes: usize,
+}
+
+/// What the config says beyond ranks and scalings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct SettingsReport {
+    /// What was done to the base weights before training: `kept`, `pissa`, `olora` or `kasa`.
+    pub base_init: &'static str,
+    /// The tokens of the rows beside the pairs, by module.
+    pub token_ids: BTreeMap<&'static str, Vec<u32>>,
+    /// The base layers `first..end` that make up the model's layers; empty where they are as they are.
+    pub layer_replication: Vec<(usize, usize)>,
+    /// The tokens from whose last occurrence on the adapter acts; empty where it always does.
+    pub invocation_tokens: Vec<u32>,
+}
+
 impl Adapter {
     /// The adapter as plain data.
     pub fn report(&self) -> AdapterReport {
@@ -69,6 +105,8 @@ impl Adapter {
             num_parameters: self.pairs().map(elements).sum(),
             file_bytes: sites.iter().map(|site| site.file_bytes).sum(),
             sites,
+            extras: self.extras().map(|(extra, matrix)| extra_report(extra, matrix)).collect(),
+            settings: settings_report(self.settings()),
             notes: self.notes().to_vec(),
             origin: self.origin().clone(),
         }
@@ -93,6 +131,76 @@ fn site_report(site: Site, pair: &LoraPair) -> SiteReport {
         b_dtype: pair.b().dtype(),
         file_bytes: pair.file_bytes(),
     }
+}
+
+fn extra_report(extra: Extra, matrix: &Matrix) -> ExtraReport {
+    let place = match extra {
+        Extra::Norm(norm) => norm.to_string(),
+        other => other.site().map(|site| site.to_string()).unwrap_or_default(),
+    };
+    ExtraReport {
+        kind: extra.describe(),
+        place,
+        shape: [matrix.rows(), matrix.cols()],
+        dtype: matrix.dtype(),
+        file_bytes: matrix.bytes().len(),
+    }
+}
+
+fn settings_report(settings: &Settings) -> SettingsReport {
+    SettingsReport {
+        base_init: match settings.base_init {
+            BaseInit::Kept => "kept",
+            BaseInit::Pissa => "pissa",
+            BaseInit::Olora => "olora",
+            BaseInit::Kasa => "kasa",
+        },
+        token_ids: settings.token_ids.iter().map(|(module, tokens)| (module.name(), tokens.clone())).collect(),
+        layer_replication: settings.layer_replication.clone(),
+        invocation_tokens: settings.invocation_tokens.clone(),
+    }
+}
+
+/// One line for each kind of tensor beside the pairs: how many, where the first one is, and their bytes.
+fn write_extras(f: &mut fmt::Formatter<'_>, extras: &[ExtraReport]) -> fmt::Result {
+    let mut kinds: BTreeMap<&str, Vec<&ExtraReport>> = BTreeMap::new();
+    extras.iter().for_each(|extra| kinds.entry(extra.kind).or_default().push(extra));
+    for (kind, extras) in kinds {
+        let (first, bytes) = (extras[0], extras.iter().map(|extra| extra.file_bytes).sum::<usize>());
+        let [rows, cols] = first.shape;
+        let place = match extras.len() {
+            1 => format!("{} [{rows}, {cols}]", first.place),
+            _ => format!("first {} [{rows}, {cols}]", first.place),
+        };
+        writeln!(f, "beside      {kind} × {}, {place}, {bytes} bytes", extras.len())?;
+    }
+    Ok(())
+}
+
+/// One line for each setting that is not as usual.
+fn write_settings(f: &mut fmt::Formatter<'_>, settings: &SettingsReport) -> fmt::Result {
+    /// Tokens that a line shows.
+    const SHOWN: usize = 8;
+    let list = |tokens: &[u32]| {
+        let shown: Vec<String> = tokens.iter().take(SHOWN).map(u32::to_string).collect();
+        let more = if tokens.len() > SHOWN { format!(" and {} more", tokens.len() - SHOWN) } else { String::new() };
+        format!("{}{more}", shown.join(", "))
+    };
+    let SettingsReport { base_init, token_ids, layer_replication, invocation_tokens } = settings;
+    if *base_init != "kept" {
+        writeln!(f, "base        altered before training ({base_init})")?;
+    }
+    for (module, tokens) in token_ids {
+        writeln!(f, "tokens      rows of {module}: {}", list(tokens))?;
+    }
+    if !layer_replication.is_empty() {
+        let ranges: Vec<String> = layer_replication.iter().map(|(first, end)| format!("{first}..{end}")).collect();
+        writeln!(f, "layers      base layers {}", ranges.join(", "))?;
+    }
+    if !invocation_tokens.is_empty() {
+        writeln!(f, "invocation  acts from the last {} on", list(invocation_tokens))?;
+    }
+    Ok(())
 }
 
 /// Experts of a layer that differ in nothing but their number as one row, where the first of them stands.
@@ -128,6 +236,11 @@ impl fmt::Display for AdapterReport {
             if let Some(value) = value {
                 writeln!(f, "{name:<11} {value}")?;
             }
+        }
+        write_extras(f, &self.extras)?;
+        write_settings(f, &self.settings)?;
+        if self.sites.is_empty() {
+            return self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"));
         }
         writeln!(
             f,

@@ -3,6 +3,7 @@
 
 mod config;
 mod experts;
+mod extras;
 mod files;
 mod mutations;
 mod naming;
