@@ -4,9 +4,9 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-use lora_adapter::{Adapter, PreparedAdapter};
+use lora_adapter::{Adapter, PrepareOptions, PreparedAdapter, prepare_with};
 use lora_kernels::{Cpu, LoraKernels, Reference};
-use lora_math::{AdapterSelection, ModelShape, SlotDtype};
+use lora_math::{AdapterSelection, ModelShape, ModuleSet, SlotDtype};
 use lora_pool::{LoraPool, PoolOptions};
 use model_engine::checkpoint::{Checkpoint, LoadOptions};
 use model_engine::{Engine, EngineOptions, LogitsFor, SequenceId, StepInput, TransformerModel};
@@ -25,6 +25,12 @@ pub fn load_model(path: &Path) -> TransformerModel {
     let checkpoint =
         Checkpoint::open(path, LoadOptions::default()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     TransformerModel::new(checkpoint.config, checkpoint.weights).expect("weights of the model's sizes")
+}
+
+/// A golden adapter prepared with the weights of its model, or the text of what refused it.
+pub fn load_prepared(kind: &str, case: &str, model: &TransformerModel) -> Result<PreparedAdapter, String> {
+    let adapter = Adapter::open(&adapter_dir(kind, case)).map_err(|error| error.to_string())?;
+    prepare_with(adapter, model, &PrepareOptions::default()).map_err(|error| error.to_string())
 }
 
 /// A golden adapter for a model of this shape, or the text of what refused it.
@@ -48,8 +54,9 @@ pub fn small_options(num_threads: usize, kernels: Arc<dyn LoraKernels>) -> Engin
 /// A pool with a slot for each of these adapters, in f32.
 #[must_use]
 pub fn open_pool(shape: &ModelShape, adapters: &[(String, PreparedAdapter)]) -> Arc<LoraPool> {
-    let options =
-        PoolOptions { num_slots: adapters.len().max(1), max_rank: 16, dtype: SlotDtype::F32, ..PoolOptions::default() };
+    let sites = adapters.iter().flat_map(|(_, adapter)| adapter.pairs().map(|(site, _)| site.module()));
+    let modules = sites.fold(ModuleSet::DENSE, ModuleSet::with);
+    let options = PoolOptions { num_slots: adapters.len().max(1), max_rank: 16, dtype: SlotDtype::F32, modules };
     let pool = LoraPool::open(shape, options).expect("a pool");
     for (name, adapter) in adapters {
         pool.load(name, adapter).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -64,7 +71,7 @@ pub fn golden_engine(kind: &str, cases: &[&str], options: &EngineOptions) -> Eng
     let adapters: Vec<(String, PreparedAdapter)> = cases
         .iter()
         .map(|case| {
-            let adapter = load_adapter(kind, case, model.shape());
+            let adapter = load_prepared(kind, case, &model);
             ((*case).to_owned(), adapter.unwrap_or_else(|error| panic!("{kind} {case}: {error}")))
         })
         .collect();

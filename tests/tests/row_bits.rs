@@ -13,12 +13,13 @@ use lora_pool::{LoraPool, PoolOptions};
 use model_engine::score::{ScoreRequest, score};
 use model_engine::{Engine, EngineOptions, LogitsFor, StepInput};
 
-const ADAPTERS: [&str; 4] = ["all_linear", "patterns", "rank_1", "rslora"];
+/// Of every kind: pairs of other ranks, gains, norms, shifts, pairs of embedding and head.
+const ADAPTERS: [&str; 7] = ["patterns", "dora_emb", "mts_norm", "embed_head_lora", "rslora", "lora_bias", "kasa"];
 
 /// Sequences of unequal lengths, several longer than a block of the KV cache, under every adapter and none.
 fn sequences() -> Vec<(AdapterSelection, Vec<u32>)> {
     let lengths = [40, 3, 17, 16, 33, 1, 29, 8];
-    let selection = |index: usize| ADAPTERS.get(index % 5).map_or(AdapterSelection::Base, |name| named(name));
+    let selection = |index: usize| ADAPTERS.get(index % 8).map_or(AdapterSelection::Base, |name| named(name));
     let tokens = |index: usize, length: usize| (0..length).map(move |at| ((at * 37 + index * 11 + 5) % 128) as u32);
     lengths.iter().enumerate().map(|(index, length)| (selection(index), tokens(index, *length).collect())).collect()
 }
@@ -63,6 +64,26 @@ fn bits_do_not_depend_on_batch_mates_or_their_order() {
                     assert!(bits(found) == expected[index], "{back_end}: row {index}, decode steps: {by_decode}");
                 }
             }
+        }
+    }
+}
+
+/// Adapters that change norms, outputs or the embedding of their own rows leave the base's rows as an engine without any
+/// pool computes them.
+#[test]
+fn base_rows_have_the_bits_of_an_engine_without_adapters() {
+    for (back_end, kernels) in back_ends() {
+        let mut plain = golden_engine("llama", &[], &small_options(2, kernels.clone()));
+        let mut engine = engine(2, kernels);
+        let requests: Vec<ScoreRequest> = sequences()
+            .into_iter()
+            .chain(sequences().into_iter().map(|(_, token_ids)| (AdapterSelection::Base, token_ids)))
+            .map(|(selection, token_ids)| ScoreRequest { selection, token_ids, decode: Vec::new() })
+            .collect();
+        let expected = score(&mut plain, &requests[8..]).expect("logits");
+        let found = score(&mut engine, &requests).expect("logits");
+        for (index, (found, expected)) in found[8..].iter().zip(&expected).enumerate() {
+            assert!(bits(found) == bits(expected), "{back_end}: base row {index}");
         }
     }
 }

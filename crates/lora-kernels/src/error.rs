@@ -76,6 +76,16 @@ pub enum KernelError {
         /// Width found.
         found: usize,
     },
+    /// A token past the vocabulary of an embedding.
+    #[error("row {row}: token {token_id} is out of range: the embedding has {vocab_size} rows")]
+    TokenOutOfRange {
+        /// The row.
+        row: usize,
+        /// The token.
+        token_id: u32,
+        /// Rows of A.
+        vocab_size: usize,
+    },
     /// One output for each site is needed.
     #[error("{outputs} outputs given for {sites} sites")]
     OutputCount {

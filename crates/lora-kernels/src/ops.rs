@@ -24,6 +24,21 @@ pub trait LoraKernels: Send + Sync {
         h: &mut ShrinkBuffer,
     ) -> Result<(), KernelError>;
 
+    /// h = A[token of the row] for every entry of the step: the shrink of an embedding, whose A lies `[vocab_size, rank]` and
+    /// whose `in_features` are the vocabulary. `token_ids` has one for each row of the step, padding included; those of rows
+    /// without entries are not read. The [`expand`](Self::expand) of the same site adds it to the embedded rows.
+    ///
+    /// # Errors
+    /// [`KernelError::TokenOutOfRange`] for a token past the vocabulary, and what a shrink is refused for; h is not written.
+    fn gather(
+        &self,
+        table: &SlotTable<'_>,
+        rows: &StepRows,
+        site: &SiteRef,
+        token_ids: &[u32],
+        h: &mut ShrinkBuffer,
+    ) -> Result<(), KernelError>;
+
     /// `y[site][row] += scale · scaling · B·h` for every entry, those of one row in the request's order; `h` holds the
     /// shrink of the same step and sites. Rows without entries are not touched.
     fn expand(
@@ -59,6 +74,40 @@ pub struct DeltaRun<'t, 's> {
     pub scale: f32,
     /// Projections that read the same input.
     pub sites: &'s [SiteRef],
+}
+
+/// [`LoraKernels::gather`] for memory that this process reads: a copy of a few values for each entry, which leaves nothing
+/// for threads or SIMD, so both back ends take it.
+pub(crate) fn gather(
+    table: &SlotTable<'_>,
+    rows: &StepRows,
+    site: &SiteRef,
+    token_ids: &[u32],
+    h: &mut ShrinkBuffer,
+) -> Result<(), KernelError> {
+    expect_rows(Operand::Input, rows.row_slots().len(), token_ids.len())?;
+    h.check_fits(rows.entries().len(), 1)?;
+    check_pairs(table, std::slice::from_ref(site), h, rows.groups().iter().map(|group| group.slot))?;
+    let vocab_size = site.features.in_features;
+    for entry in rows.entries() {
+        let (row, token_id) = (entry.row as usize, token_ids[entry.row as usize]);
+        if token_id as usize >= vocab_size {
+            return Err(KernelError::TokenOutOfRange { row, token_id, vocab_size });
+        }
+    }
+    h.hold(rows.entries().len(), 1);
+    for group in rows.groups() {
+        let Some(pair) = table.pair(group.slot, site)? else { continue };
+        for entry in group.first_entry as usize..(group.first_entry + group.count) as usize {
+            let first = token_ids[rows.entries()[entry].row as usize] as usize * pair.rank;
+            let offset = h.offset(entry, 0);
+            for (r, h) in h.h_mut()[offset..offset + pair.rank].iter_mut().enumerate() {
+                // SAFETY: the token is below the vocabulary, the number of rows of A, each of `rank` values.
+                *h = unsafe { pair.a.value(first + r) };
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks a shrink; gives the largest rank that it meets.

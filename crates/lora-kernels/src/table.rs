@@ -40,7 +40,7 @@ impl<'a> SlotTable<'a> {
     /// # Safety
     /// For as long as `'a` and for every slot that an operation with this table names (through a step's rows or a run):
     /// - the slot's row of the table is readable, 8-byte aligned, and not written;
-    /// - where an entry's rank is not 0, its A `[rank, in_features]` and B `[out_features, rank]` of `dtype` are
+    /// - where an entry's rank is not 0, its A `[rank, in_features]` (of an embedding `[in_features, rank]`) and B `[out_features, rank]` of `dtype` are
     ///   readable and not written, each aligned to its element, where `in_features` and `out_features` are those of
     ///   the [`SiteRef`] with which the operation names the entry's column.
     ///
@@ -106,7 +106,7 @@ impl<'a> SlotTable<'a> {
 /// A and B of one adapter at one site, as its table entry gives them.
 #[derive(Clone, Copy)]
 pub(crate) struct PairView<'a> {
-    /// `[rank, in_features]`.
+    /// `[rank, in_features]`; of an embedding `[in_features, rank]`.
     pub(crate) a: MatrixView<'a>,
     /// `[out_features, rank]`.
     pub(crate) b: MatrixView<'a>,

@@ -4,7 +4,7 @@ mod support;
 
 use lora_kernels::cpu::Isa;
 use lora_kernels::{Cpu, LoraKernels, Reference};
-use support::{bodies, refusals};
+use support::{bodies, embedding, refusals};
 
 fn cpu(isa: Isa, body: fn(&dyn LoraKernels)) {
     match Cpu::with_isa(isa) {
@@ -30,6 +30,8 @@ mount!(
     bodies::entries_are_added_in_order,
     bodies::a_run_keeps_to_its_rows,
     bodies::threads_do_not_change_bits,
+    embedding::gathers_by_token,
+    embedding::refuses_other_tokens,
     refusals::shrink,
     refusals::expand,
     refusals::delta,

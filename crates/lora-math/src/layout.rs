@@ -1,11 +1,13 @@
 //! Where A and B of every projection of a layer stand in a slot image: the one walk.
 //!
-//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; at a site first A, then B; each
-//! at the next multiple of [`ALIGNMENT`]. [`SlotLayout::new`] is the only place that walks; a packed layout re-places the
+//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; behind the layers embedding and head;
+//! at a site first A, then B; each at the next multiple of [`ALIGNMENT`]. A of the embedding lies transposed,
+//! `[vocab_size, rank]`, since it is read by token. [`SlotLayout::new`] is the only place that walks; a packed layout re-places the
 //! same sites at other ranks.
 //!
-//! Only [`Part::Layer`] is laid out here. Experts, embedding and head have no place in a slot at fixed stride, where every
-//! adapter would pay for them at the largest rank; a set of modules that names one of them is refused.
+//! Experts have no place in a slot at fixed stride, where every adapter would pay for all of them at the largest rank; a set
+//! of modules that names one of them is refused. Embedding and head are laid out where the set names them; every slot then
+//! pays for them.
 
 use thiserror::Error;
 
@@ -53,7 +55,7 @@ impl SlotDtype {
 /// What a layout is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutOptions {
-    /// The modules that a slot covers, all of [`Part::Layer`].
+    /// The modules that a slot covers, none of [`Part::Expert`].
     pub modules: ModuleSet,
     /// The largest rank that a site may have.
     pub max_rank: usize,
@@ -68,8 +70,8 @@ pub enum LayoutError {
     /// `max_rank` is 0.
     #[error("max_rank is 0; a slot needs at least rank 1")]
     ZeroRank,
-    /// A module of another part than [`Part::Layer`].
-    #[error("{module} has no place in a slot: slots cover the projections of layers, not experts, embedding or head")]
+    /// A module of [`Part::Expert`].
+    #[error("{module} has no place in a slot: slots cover the projections that a model has once, not those of experts")]
     PartNotPlaced {
         /// The first such module, in layout order.
         module: Module,
@@ -125,7 +127,7 @@ pub struct SiteSpan {
     pub features: Features,
     /// The rank that the span has room for; 0 where a packed image lacks the site.
     pub rank: usize,
-    /// Byte offset of A `[rank, in_features]`.
+    /// Byte offset of A `[rank, in_features]`, of the embedding `[vocab_size, rank]`.
     pub a_offset: usize,
     /// Bytes of A.
     pub a_bytes: usize,
@@ -166,7 +168,7 @@ impl std::fmt::Debug for LayoutFingerprint {
 pub struct SlotLayout {
     options: LayoutOptions,
     spans: Vec<SiteSpan>,
-    /// First span of each layer; one more than layers, the last is the end.
+    /// First span of each layer; one more than layers, the last is the end of the layers.
     layer_starts: Vec<usize>,
     slot_bytes: usize,
     fingerprint: LayoutFingerprint,
@@ -181,7 +183,7 @@ impl SlotLayout {
         if options.max_rank == 0 {
             return Err(LayoutError::ZeroRank);
         }
-        if let Some(module) = options.modules.iter().find(|module| module.part() != Part::Layer) {
+        if let Some(module) = options.modules.iter().find(|module| module.part() == Part::Expert) {
             return Err(LayoutError::PartNotPlaced { module });
         }
         let mut placer = Placer::new(options.dtype);
@@ -195,6 +197,12 @@ impl SlotLayout {
             }
         }
         layer_starts.push(placer.spans.len());
+        for module in options.modules.iter().filter(|module| module.part() == Part::Vocabulary) {
+            let site = Site::Vocabulary { module };
+            if let Some(features) = shape.features(site) {
+                placer.place(site, features, options.max_rank)?;
+            }
+        }
         if placer.spans.is_empty() {
             return Err(LayoutError::NoSites { modules: options.modules });
         }
@@ -229,8 +237,10 @@ impl SlotLayout {
 
     /// Index of `site` in the slot table, or none where the layout lacks it.
     pub fn site_index(&self, site: Site) -> Option<usize> {
-        let layer = site.layer_index()?;
-        let range = *self.layer_starts.get(layer)?..*self.layer_starts.get(layer + 1)?;
+        let range = match site.layer_index() {
+            Some(layer) => *self.layer_starts.get(layer)?..*self.layer_starts.get(layer + 1)?,
+            None => *self.layer_starts.last()?..self.spans.len(),
+        };
         let start = range.start;
         self.spans[range].iter().position(|span| span.site == site).map(|index| start + index)
     }

@@ -51,14 +51,15 @@ pub enum Module {
     ExpertUpProj,
     /// Down projection of one routed expert.
     ExpertDownProj,
-    /// Token embedding: A is `[rank, vocab_size]` read by token, B is `[hidden_size, rank]`.
+    /// Token embedding: A is `[rank, vocab_size]`, in a slot `[vocab_size, rank]` and read by token; B is
+    /// `[hidden_size, rank]`.
     EmbedTokens,
     /// Output head.
     LmHead,
 }
 
-/// Which part of an adapter a module belongs to. Parts are laid out apart, so that an adapter pays for no part that it
-/// lacks. [`SlotLayout`](crate::SlotLayout) lays out [`Part::Layer`] and refuses the others.
+/// Which part of an adapter a module belongs to. [`SlotLayout`](crate::SlotLayout) lays out [`Part::Layer`], behind it
+/// [`Part::Vocabulary`] where it is asked for, and refuses [`Part::Expert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
     /// Projections that a layer has once.

@@ -277,6 +277,30 @@ proptest! {
     }
 }
 
+/// Embedding and head stand behind the layers, and nothing before them moves.
+#[test]
+fn embedding_and_head_stand_behind_the_layers() {
+    let shape = hybrid_moe();
+    let plain = SlotLayout::new(&shape, bf16(8)).unwrap();
+    let modules = bf16(8).modules.with(Module::LmHead).with(Module::EmbedTokens);
+    let layout = SlotLayout::new(&shape, LayoutOptions { modules, ..bf16(8) }).unwrap();
+    let num_plain = plain.num_sites();
+    assert_eq!(layout.spans()[..num_plain], *plain.spans());
+    assert_ne!(layout.fingerprint(), plain.fingerprint());
+    let mut end = plain.slot_bytes();
+    for (index, module) in [Module::EmbedTokens, Module::LmHead].into_iter().enumerate() {
+        let site = Site::Vocabulary { module };
+        let span = layout.spans()[num_plain + index];
+        let Features { in_features, out_features } = shape.features(site).unwrap();
+        assert_eq!((span.site, span.features), (site, Features { in_features, out_features }));
+        assert_eq!((span.a_offset, span.a_bytes, span.b_bytes), (end, 16 * in_features, 16 * out_features));
+        assert_eq!(layout.site_index(site), Some(num_plain + index));
+        assert_eq!(plain.site_index(site), None);
+        end = (span.b_offset + span.b_bytes).next_multiple_of(64);
+    }
+    assert_eq!(layout.slot_bytes(), end);
+}
+
 #[test]
 fn layouts_that_cannot_be() {
     let shape = hybrid_moe();
@@ -286,7 +310,7 @@ fn layouts_that_cannot_be() {
     let options = LayoutOptions { modules, ..bf16(1) };
     assert_eq!(SlotLayout::new(&dense, options), Err(LayoutError::NoSites { modules }));
 
-    for module in Module::ALL.into_iter().filter(|module| module.part() != Part::Layer) {
+    for module in Module::ALL.into_iter().filter(|module| module.part() == Part::Expert) {
         let options = LayoutOptions { modules: ModuleSet::DENSE.with(module), ..bf16(1) };
         assert_eq!(SlotLayout::new(&shape, options), Err(LayoutError::PartNotPlaced { module }));
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use lora_adapter::{LoraPair, PreparedAdapter};
-use lora_math::{Features, PackedLayout, SiteEntry, SlotDtype, SlotLayout};
+use lora_math::{Features, Module, PackedLayout, Site, SiteEntry, SlotDtype, SlotLayout};
 
 use crate::error::PoolError;
 use crate::memory::{CopyRun, DeviceMemory};
@@ -64,6 +64,16 @@ fn check(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<(), PoolErro
     Ok(())
 }
 
+/// Writes elements of `size` bytes, in rows of `width`, column after column.
+fn transpose(rows: &[u8], out: &mut [u8], width: usize, size: usize) {
+    let num_rows = rows.len() / (width * size);
+    for (index, element) in rows.chunks_exact(size).enumerate() {
+        let (row, col) = (index / width, index % width);
+        let at = (col * num_rows + row) * size;
+        out[at..at + size].copy_from_slice(element);
+    }
+}
+
 impl<B: AsRef<[u8]> + AsMut<[u8]>> PackedImage<B> {
     /// Packs an adapter as its [`packed_layout`] says, in elements of `dtype`.
     pub(crate) fn pack<M>(
@@ -81,7 +91,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> PackedImage<B> {
             let Some(pair) = prepared.pair(span.site) else { continue };
             let narrowed = |source| PoolError::Narrowing { site: span.site, source };
             let a = &mut bytes[span.a_offset..span.a_offset + span.a_bytes];
-            pair.a().write_as(dtype, a).map_err(narrowed)?;
+            if span.site == (Site::Vocabulary { module: Module::EmbedTokens }) {
+                // Read by token: one row a token.
+                let mut rows = vec![0; span.a_bytes];
+                pair.a().write_as(dtype, &mut rows).map_err(narrowed)?;
+                transpose(&rows, a, pair.in_features(), dtype.bytes());
+            } else {
+                pair.a().write_as(dtype, a).map_err(narrowed)?;
+            }
             let b = &mut bytes[span.b_offset..span.b_offset + span.b_bytes];
             pair.b().write_as(dtype, b).map_err(narrowed)?;
         }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lora_adapter::PreparedAdapter;
+use lora_adapter::{AdapterVectors, PreparedAdapter};
 use lora_math::{AdapterId, ContentDigest, PackedLayout, SiteEntry, SlotId};
 use tracing::debug;
 
@@ -36,6 +36,7 @@ pub struct Landing<M: DeviceMemory> {
     row: Vec<SiteEntry>,
     content: ContentDigest,
     size: ImageSize,
+    vectors: Arc<AdapterVectors>,
 }
 
 /// A name, and soon a slot, that are one load's alone. Its drop ends the load.
@@ -71,7 +72,8 @@ impl<M: DeviceMemory> Reservation<M> {
         // `step_launched` before it drops the leases. Where that call failed, `take_slot` gave no slot.
         let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, fence.as_deref()) }?;
         let row = image.table_row(layout, pool.memory().address() + slot_offset as u64);
-        Ok(Landing { reservation: self, slot, arrived, row, content: prepared.content(), size: image.size() })
+        let (content, vectors, size) = (prepared.content(), prepared.vectors().clone(), image.size());
+        Ok(Landing { reservation: self, slot, arrived, row, content, size, vectors })
     }
 }
 
@@ -119,7 +121,7 @@ impl<M: DeviceMemory> Landing<M> {
         // resident, and steps launched before stand ahead of this write on the same stream.
         unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
         let name = self.reservation.name.clone();
-        let leased = pool.state().install((self.slot, &name), self.content, self.size);
+        let leased = pool.state().install((self.slot, &name), self.content, self.size, self.vectors.clone());
         self.reservation.installed = true;
         debug!(
             name = &*name,

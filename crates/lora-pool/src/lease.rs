@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use lora_adapter::AdapterVectors;
 use lora_math::{AdapterId, Route, SlotId};
 
 use crate::memory::DeviceMemory;
@@ -30,6 +31,7 @@ pub(crate) struct Leased {
     pub(crate) slot: SlotId,
     pub(crate) id: AdapterId,
     pub(crate) name: Arc<str>,
+    pub(crate) vectors: Arc<AdapterVectors>,
 }
 
 /// The pool, as a lease sees it: whatever its memory.
@@ -65,6 +67,11 @@ impl Lease {
         self.held.leased.id
     }
 
+    /// The generation's gains, shifts and norms, which stand beside its pairs; none where it has none.
+    pub fn vectors(&self) -> Option<&Arc<AdapterVectors>> {
+        Some(&self.held.leased.vectors).filter(|vectors| !vectors.is_empty())
+    }
+
     /// The name that pointed to the generation when the lease was acquired.
     pub fn name(&self) -> &str {
         &self.held.leased.name
@@ -78,7 +85,7 @@ impl Lease {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Leased { slot, id, name } = &self.held.leased;
+        let Leased { slot, id, name, .. } = &self.held.leased;
         f.debug_struct("Lease").field("name", name).field("slot", slot).field("id", id).finish()
     }
 }

@@ -28,6 +28,8 @@ pub struct ResidentSnapshot {
     pub id: AdapterId,
     /// Bytes of A and B that it really has, alignment included.
     pub image_bytes: usize,
+    /// Bytes of its gains, shifts and norms, in host memory of their own.
+    pub vector_bytes: usize,
     /// Its largest rank.
     pub max_rank: usize,
     /// Number of sites that it adapts.

@@ -15,6 +15,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use lora_adapter::AdapterVectors;
 use lora_math::selection::{Residents, resolve};
 use lora_math::victim::{SlotUse, choose_victim};
 use lora_math::{AdapterId, AdapterSelection, ContentDigest, Route, SiteEntry, SiteTable, SlotId};
@@ -47,6 +48,7 @@ struct Resident {
     name: Arc<str>,
     id: AdapterId,
     size: ImageSize,
+    vectors: Arc<AdapterVectors>,
     num_leases: usize,
     last_use: u64,
     pinned: bool,
@@ -158,10 +160,18 @@ impl PoolState {
         (slot, name): (SlotId, &Arc<str>),
         content: ContentDigest,
         size: ImageSize,
+        vectors: Arc<AdapterVectors>,
     ) -> Leased {
         let id = AdapterId { content, generation: next_generation() };
-        self.slots[slot.index()] =
-            Slot::Resident(Resident { name: name.clone(), id, size, num_leases: 0, last_use: 0, pinned: false });
+        self.slots[slot.index()] = Slot::Resident(Resident {
+            name: name.clone(),
+            id,
+            size,
+            vectors,
+            num_leases: 0,
+            last_use: 0,
+            pinned: false,
+        });
         self.names.insert(name.clone(), Named::Resident(slot));
         self.count_use(slot)
     }
@@ -196,7 +206,7 @@ impl PoolState {
         let resident = self.resident_mut(slot);
         resident.num_leases += 1;
         resident.last_use = last_use;
-        Leased { slot, id: resident.id, name: resident.name.clone() }
+        Leased { slot, id: resident.id, name: resident.name.clone(), vectors: resident.vectors.clone() }
     }
 
     /// Gives back one use. Only a lease calls this, once, so its generation is still in its slot and counted.
@@ -268,6 +278,7 @@ impl PoolState {
                 slot: SlotId::new(index),
                 id: resident.id,
                 image_bytes: resident.size.image_bytes,
+                vector_bytes: resident.vectors.num_bytes(),
                 max_rank: resident.size.max_rank,
                 num_sites: resident.size.num_sites,
                 num_leases: resident.num_leases,

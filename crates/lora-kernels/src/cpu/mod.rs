@@ -92,6 +92,17 @@ impl LoraKernels for Cpu {
         shrink::shrink(self, table, rows, sites, x, h)
     }
 
+    fn gather(
+        &self,
+        table: &SlotTable<'_>,
+        rows: &StepRows,
+        site: &SiteRef,
+        token_ids: &[u32],
+        h: &mut ShrinkBuffer,
+    ) -> Result<(), KernelError> {
+        ops::gather(table, rows, site, token_ids, h)
+    }
+
     fn expand(
         &self,
         table: &SlotTable<'_>,

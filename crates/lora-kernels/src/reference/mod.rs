@@ -61,6 +61,17 @@ impl LoraKernels for Reference {
         Ok(())
     }
 
+    fn gather(
+        &self,
+        table: &SlotTable<'_>,
+        rows: &StepRows,
+        site: &SiteRef,
+        token_ids: &[u32],
+        h: &mut ShrinkBuffer,
+    ) -> Result<(), KernelError> {
+        ops::gather(table, rows, site, token_ids, h)
+    }
+
     fn expand(
         &self,
         table: &SlotTable<'_>,

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod bodies;
+pub(crate) mod embedding;
 pub(crate) mod refusals;
 
 use half::{bf16, f16};

@@ -64,6 +64,8 @@ struct Lora {
     kernels: Arc<dyn LoraKernels>,
     plan: LoraPlan,
     rows: StepRows,
+    /// Rows of the logits, where the pool covers the head.
+    head_rows: Option<StepRows>,
     h: ShrinkBuffer,
 }
 
@@ -171,14 +173,15 @@ impl Lora {
         })?;
         let max_rows = options.max_step_rows;
         // One adapter a row.
-        let rows =
-            StepRows::with_capacity(RowsCapacity { max_rows, max_entries: max_rows, num_slots: pool.num_slots() });
+        let capacity = RowsCapacity { max_rows, max_entries: max_rows, num_slots: pool.num_slots() };
+        let rows = StepRows::with_capacity(capacity);
+        let head_rows = plan.covers_head().then(|| StepRows::with_capacity(capacity));
         let h = ShrinkBuffer::new(ShrinkCapacity {
             max_entries: max_rows,
             max_sites: MAX_GROUP_SITES,
             max_rank: layout.max_rank(),
         })?;
-        Ok(Lora { kernels: options.kernels.clone(), plan, rows, h, pool })
+        Ok(Lora { kernels: options.kernels.clone(), plan, rows, head_rows, h, pool })
     }
 }
 

@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use lora_kernels::SlotTable;
 use lora_math::{RowAdapter, SiteEntry};
+use lora_pool::Lease;
 
 use super::{Engine, EngineError, Lora, SequenceId};
 use crate::kv_cache::KvCache;
 use crate::model::attention::{RowPlace, StepPlaces};
 use crate::model::forward::Step;
 use crate::model::lora::LoraStep;
+use crate::model::vectors::RowVectors;
 
 /// New tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +100,9 @@ pub(super) struct StepBuffers {
     token_ids: Vec<u32>,
     places: StepPlaces,
     adapters: Vec<RowAdapters>,
+    /// The adapters of the rows in `logit_rows`.
+    logit_adapters: Vec<RowAdapters>,
+    vectors: Vec<RowVectors>,
     logit_rows: Vec<usize>,
     /// Rows of the logits, for each input.
     inputs: Vec<Range<usize>>,
@@ -128,12 +133,16 @@ impl Engine {
         self.check(inputs)?;
         self.lay_out(inputs);
         let Engine { model, lora, cache, scratch, buffers, threads, .. } = self;
-        let step = Step { token_ids: &buffers.token_ids, places: &buffers.places, logit_rows: &buffers.logit_rows };
+        let StepBuffers { token_ids, places, adapters, logit_adapters, vectors, logit_rows, .. } = &*buffers;
+        let step = Step { token_ids, places, logit_rows, vectors };
         let lora = match lora {
-            Some(lora) => Some(lora.stamp(&buffers.adapters)?),
+            Some(lora) => Some(lora.stamp(adapters, logit_adapters)?),
             None => None,
         };
-        threads.install(|| model.forward(&step, lora, cache, scratch))?;
+        let run = threads.install(|| model.forward(&step, lora, cache, scratch));
+        // Nothing outlives its adapter until the next step comes.
+        buffers.vectors.clear();
+        run?;
         for input in inputs {
             if let Some(sequence) = self.sequences.get_mut(&input.sequence) {
                 sequence.length += input.token_ids.len();
@@ -183,11 +192,14 @@ impl Engine {
 
     /// Gives every sequence the blocks of its new tokens and writes the step's rows. [`check`](Self::check) has passed.
     fn lay_out(&mut self, inputs: &[StepInput<'_>]) {
-        let StepBuffers { token_ids, places, adapters, logit_rows, inputs: logits } = &mut self.buffers;
+        let StepBuffers { token_ids, places, adapters, logit_adapters, vectors, logit_rows, inputs: logits } =
+            &mut self.buffers;
         token_ids.clear();
         places.rows.clear();
         places.blocks.clear();
         adapters.clear();
+        logit_adapters.clear();
+        vectors.clear();
         logit_rows.clear();
         logits.clear();
         let rotation_len = self.model.config().head_dim;
@@ -202,6 +214,10 @@ impl Engine {
             let first_row = token_ids.len();
             token_ids.extend_from_slice(input.token_ids);
             let adapter = sequence.lease.as_ref().map(|lease| RowAdapter { slot: lease.slot(), scale: 1.0 });
+            if let Some(found) = sequence.lease.as_ref().and_then(Lease::vectors) {
+                let rows = first_row..token_ids.len();
+                vectors.push(RowVectors { rows, vectors: found.clone() });
+            }
             for position in sequence.length..end {
                 // Of the prompt every token is rotated for the prompt's length, of the answer each for its own.
                 let rotated_for = match sequence.prompt_tokens {
@@ -223,6 +239,7 @@ impl Engine {
                 LogitsFor::Last => last_row - 1..last_row,
                 LogitsFor::All => first_row..last_row,
             });
+            logit_adapters.extend(logit_rows[first_logits..].iter().map(|row| adapters[*row]));
             logits.push(first_logits..logit_rows.len());
         }
     }
@@ -230,8 +247,11 @@ impl Engine {
 
 impl Lora {
     /// Writes the rows' metadata and gives what the forward pass needs.
-    fn stamp(&mut self, adapters: &[RowAdapters]) -> Result<LoraStep<'_>, EngineError> {
+    fn stamp(&mut self, adapters: &[RowAdapters], logit_adapters: &[RowAdapters]) -> Result<LoraStep<'_>, EngineError> {
         self.rows.stamp(adapters, adapters.len())?;
+        if let Some(rows) = &mut self.head_rows {
+            rows.stamp(logit_adapters, logit_adapters.len())?;
+        }
         let table = self.pool.table();
         // SAFETY: the table is host memory that lives as long as the pool, which `self` holds. A step names only the slots
         // of the leases that its sequences hold, and those leases live until after the step: `Engine::step` borrows the
@@ -241,6 +261,7 @@ impl Lora {
             let entries = table.address as usize as *const SiteEntry;
             SlotTable::from_raw(entries, table.num_slots, table.num_sites, table.dtype)
         };
-        Ok(LoraStep { kernels: &*self.kernels, table, rows: &self.rows, plan: &self.plan, h: &mut self.h })
+        let Lora { kernels, plan, rows, head_rows, h, .. } = self;
+        Ok(LoraStep { kernels: &**kernels, table, rows, head_rows: head_rows.as_ref(), plan, h })
     }
 }

@@ -4,12 +4,13 @@
 //! which rows share a step: a row's activations are computed from that row and from its own sequence's cache.
 
 use lora_kernels::{KernelError, Rows, RowsMut, WeightView};
-use lora_math::Features;
+use lora_math::{Features, LayerNorm, Module, NormSite, Site};
 use rayon::prelude::*;
 
 use super::attention::{AttentionSize, StepPlaces, attend};
 use super::lora::LoraStep;
 use super::scratch::Scratch;
+use super::vectors::{self, RowVectors};
 use super::{Attention, FeedForward, Mixer, Mlp, TransformerModel, ops};
 use crate::checkpoint::weights::{Linear, WeightMatrix, WeightSlice};
 use crate::kv_cache::KvCache;
@@ -25,7 +26,12 @@ pub(crate) struct Step<'a> {
     pub(crate) places: &'a StepPlaces,
     /// The rows whose logits are wanted, in the order of the logits.
     pub(crate) logit_rows: &'a [usize],
+    /// Rows whose adapters change outputs or norms.
+    pub(crate) vectors: &'a [RowVectors],
 }
+
+/// One of the norms over whole rows: where it stands and its weights in the base model.
+type RowNorm<'a> = (NormSite, &'a [f32]);
 
 impl TransformerModel {
     /// Runs a step. Rotations of the rows' positions stand in `scratch.cos_sin`; keys and values of the rows go into
@@ -43,19 +49,27 @@ impl TransformerModel {
         for (x, token) in scratch.x.chunks_exact_mut(hidden_size).zip(step.token_ids) {
             widen_row(&self.embed_tokens, *token as usize, x);
         }
+        let mut x = RowsMut::new(&mut scratch.x[..len], hidden_size)?;
+        vectors::adjust(step.vectors, Site::Vocabulary { module: Module::EmbedTokens }, x.reborrow());
+        if let Some(lora) = &mut lora {
+            lora.embed(step.token_ids, x)?;
+        }
         for (index, layer) in self.layers.iter().enumerate() {
-            self.norm(&scratch.x[..len], &layer.input_norm, &mut scratch.normed[..len]);
+            let norm_site = |norm| NormSite::Layer { layer: index, norm };
+            let norm = (norm_site(LayerNorm::Input), &*layer.input_norm);
+            self.norm(&scratch.x[..len], norm, step, &mut scratch.normed[..len]);
             match &layer.mixer {
                 Mixer::Attention(part) => self.attention(part, (index, num_rows), step, &mut lora, cache, scratch)?,
             }
             add_rows(&mut scratch.x[..len], &scratch.out[..len], hidden_size);
-            self.norm(&scratch.x[..len], &layer.post_attention_norm, &mut scratch.normed[..len]);
+            let norm = (norm_site(LayerNorm::PostAttention), &*layer.post_attention_norm);
+            self.norm(&scratch.x[..len], norm, step, &mut scratch.normed[..len]);
             match &layer.feed_forward {
-                FeedForward::Dense(part) => self.mlp(part, (index, num_rows), &mut lora, scratch)?,
+                FeedForward::Dense(part) => self.mlp(part, (index, num_rows), step, &mut lora, scratch)?,
             }
             add_rows(&mut scratch.x[..len], &scratch.out[..len], hidden_size);
         }
-        self.logits(step.logit_rows, scratch)
+        self.logits(step, &mut lora, scratch)
     }
 
     fn attention(
@@ -76,13 +90,18 @@ impl TransformerModel {
         self.project(&part.q, x, q.reborrow())?;
         self.project(&part.k, x, k.reborrow())?;
         self.project(&part.v, x, v.reborrow())?;
+        adjust(step, (layer, Module::QProj), &mut q);
+        adjust(step, (layer, Module::KProj), &mut k);
+        adjust(step, (layer, Module::VProj), &mut v);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.qkv, layer, x, [q, k, v])?;
         }
         let q = &mut scratch.q[..num_rows * q_features];
         let k = &mut scratch.k[..num_rows * kv_features];
-        self.place_heads(q, part.q_norm.as_deref(), &scratch.cos_sin, q_features);
-        self.place_heads(k, part.k_norm.as_deref(), &scratch.cos_sin, kv_features);
+        let query = (NormSite::Layer { layer, norm: LayerNorm::Query }, part.q_norm.as_deref());
+        let key = (NormSite::Layer { layer, norm: LayerNorm::Key }, part.k_norm.as_deref());
+        self.place_heads(q, query, step, &scratch.cos_sin, q_features);
+        self.place_heads(k, key, step, &scratch.cos_sin, kv_features);
         step.places.write(cache, part.kv_layer, k, &scratch.v[..num_rows * kv_features], kv_features);
 
         let size =
@@ -92,6 +111,7 @@ impl TransformerModel {
         let x = Rows::new(attended, q_features)?;
         let mut out = RowsMut::new(&mut scratch.out[..num_rows * config.hidden_size], config.hidden_size)?;
         self.project(&part.o, x, out.reborrow())?;
+        adjust(step, (layer, Module::OProj), &mut out);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.o, layer, x, [out])?;
         }
@@ -99,9 +119,17 @@ impl TransformerModel {
     }
 
     /// Norm (where the family has one) and rotation of every head of q or of k; `width` is all heads of a row.
-    fn place_heads(&self, rows: &mut [f32], norm: Option<&[f32]>, cos_sin: &[f32], width: usize) {
+    fn place_heads(
+        &self,
+        rows: &mut [f32],
+        (site, norm): (NormSite, Option<&[f32]>),
+        step: &Step<'_>,
+        cos_sin: &[f32],
+        width: usize,
+    ) {
         let (head_dim, eps) = (self.config.head_dim, self.config.rms_norm_eps);
         for_rows(rows, width, |row, heads| {
+            let norm = vectors::norm(step.vectors, row, site).or(norm);
             let (cos, sin) = cos_sin[row * head_dim..(row + 1) * head_dim].split_at(head_dim / 2);
             for head in heads.chunks_exact_mut(head_dim) {
                 if let Some(norm) = norm {
@@ -116,6 +144,7 @@ impl TransformerModel {
         &self,
         part: &Mlp,
         (layer, num_rows): (usize, usize),
+        step: &Step<'_>,
         lora: &mut Option<LoraStep<'_>>,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
@@ -125,6 +154,8 @@ impl TransformerModel {
         let mut up = RowsMut::new(&mut scratch.up[..num_rows * width], width)?;
         self.project(&part.gate, x, gate.reborrow())?;
         self.project(&part.up, x, up.reborrow())?;
+        adjust(step, (layer, Module::GateProj), &mut gate);
+        adjust(step, (layer, Module::UpProj), &mut up);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.gate_up, layer, x, [gate, up])?;
         }
@@ -134,6 +165,7 @@ impl TransformerModel {
         let x = Rows::new(gate, width)?;
         let mut out = RowsMut::new(&mut scratch.out[..num_rows * hidden_size], hidden_size)?;
         self.project(&part.down, x, out.reborrow())?;
+        adjust(step, (layer, Module::DownProj), &mut out);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.down, layer, x, [out])?;
         }
@@ -141,8 +173,14 @@ impl TransformerModel {
     }
 
     /// Final norm and head, for the rows that were asked for only.
-    fn logits(&self, logit_rows: &[usize], scratch: &mut Scratch) -> Result<(), KernelError> {
+    fn logits(
+        &self,
+        step: &Step<'_>,
+        lora: &mut Option<LoraStep<'_>>,
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
         let (hidden_size, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
+        let logit_rows = step.logit_rows;
         let len = logit_rows.len() * vocab_size;
         if scratch.logits.len() < len {
             scratch.logits.resize(len, 0.0);
@@ -153,11 +191,22 @@ impl TransformerModel {
         let normed = &mut scratch.normed[..logit_rows.len() * hidden_size];
         for (out, row) in normed.chunks_exact_mut(hidden_size).zip(logit_rows) {
             let x = &scratch.x[row * hidden_size..(row + 1) * hidden_size];
-            ops::rms_norm(x, &self.final_norm, self.config.rms_norm_eps, out);
+            let norm = vectors::norm(step.vectors, *row, NormSite::Final).unwrap_or(&self.final_norm);
+            ops::rms_norm(x, norm, self.config.rms_norm_eps, out);
         }
-        let logits = RowsMut::new(&mut scratch.logits[..len], vocab_size)?;
+        let mut logits = RowsMut::new(&mut scratch.logits[..len], vocab_size)?;
         let normed = Rows::new(normed, hidden_size)?;
-        self.products.matmul(normed, &weight_view(self.output_head())?, None, logits)
+        self.products.matmul(normed, &weight_view(self.output_head())?, None, logits.reborrow())?;
+        let head = Site::Vocabulary { module: Module::LmHead };
+        for (index, row) in logit_rows.iter().enumerate() {
+            if let Some(vectors) = vectors::of_row(step.vectors, *row).and_then(|vectors| vectors.sites.get(&head)) {
+                vectors::adjust_row(vectors, logits.row_mut(index));
+            }
+        }
+        match lora {
+            Some(lora) => lora.head(normed, logits),
+            None => Ok(()),
+        }
     }
 
     /// The base product with its bias.
@@ -165,10 +214,18 @@ impl TransformerModel {
         self.products.matmul(x, &weight_view(&linear.weight)?, linear.bias.as_deref(), y)
     }
 
-    fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+    fn norm(&self, x: &[f32], (site, weight): RowNorm<'_>, step: &Step<'_>, out: &mut [f32]) {
         let (width, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
-        for_rows(out, width, |row, out| ops::rms_norm(&x[row * width..(row + 1) * width], weight, eps, out));
+        for_rows(out, width, |row, out| {
+            let weight = vectors::norm(step.vectors, row, site).unwrap_or(weight);
+            ops::rms_norm(&x[row * width..(row + 1) * width], weight, eps, out);
+        });
     }
+}
+
+/// The output of a projection of a layer as each row's adapter wants it.
+fn adjust(step: &Step<'_>, (layer, module): (usize, Module), y: &mut RowsMut<'_>) {
+    vectors::adjust(step.vectors, Site::layer(layer, module), y.reborrow());
 }
 
 /// Runs `f` on every row, in parallel where that pays; rows are independent, so the result is the same.
@@ -192,15 +249,15 @@ fn weight_view(weight: &WeightMatrix) -> Result<WeightView<'_>, KernelError> {
     }
 }
 
-/// Row `row` of the embedding as f32. The engine has checked that the token is in the vocabulary.
-fn widen_row(embedding: &WeightMatrix, row: usize, out: &mut [f32]) {
-    match embedding.row(row) {
+/// A row of a weight as f32. Whoever asks has checked that there is such a row.
+pub(super) fn widen_row(weight: &WeightMatrix, row: usize, out: &mut [f32]) {
+    match weight.row(row) {
         Some(WeightSlice::F32(data)) => out.copy_from_slice(data),
         Some(WeightSlice::Bf16(data)) => {
             for (out, element) in out.iter_mut().zip(data) {
                 *out = element.to_f32();
             }
         }
-        None => unreachable!("token {row} is past the embedding's {} rows", embedding.out_features()),
+        None => unreachable!("row {row} of a weight of {} rows", weight.out_features()),
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct ForeignSite {
 #[derive(Debug)]
 pub(crate) struct LoraPlan {
     pub(crate) layers: Vec<LayerSites>,
+    embed: Option<SiteRef>,
+    head: Option<SiteRef>,
 }
 
 /// The groups of one layer.
@@ -56,20 +58,29 @@ impl LoraPlan {
             gate_up: SiteGroup::new(layout, layer, [Module::GateProj, Module::UpProj]),
             down: SiteGroup::new(layout, layer, [Module::DownProj]),
         });
-        Ok(LoraPlan { layers: layers.collect() })
+        let vocabulary = |module| site_ref(layout, Site::Vocabulary { module });
+        let (embed, head) = (vocabulary(Module::EmbedTokens), vocabulary(Module::LmHead));
+        Ok(LoraPlan { layers: layers.collect(), embed, head })
+    }
+
+    /// Whether the pool covers the output head.
+    pub(crate) fn covers_head(&self) -> bool {
+        self.head.is_some()
     }
 }
 
 impl<const N: usize> SiteGroup<N> {
     fn new(layout: &SlotLayout, layer: usize, modules: [Module; N]) -> Self {
         const { assert!(N <= MAX_GROUP_SITES) };
-        let site = |module| {
-            let index = layout.site_index(Site::layer(layer, module))?;
-            Some(SiteRef { index, features: layout.spans()[index].features })
-        };
-        let sites = modules.map(site);
+        let sites = modules.map(|module| site_ref(layout, Site::layer(layer, module)));
         SiteGroup { covered: sites.map(|site| site.is_some()), sites: sites.into_iter().flatten().collect() }
     }
+}
+
+/// A site as the kernels name it; none where the layout lacks it.
+fn site_ref(layout: &SlotLayout, site: Site) -> Option<SiteRef> {
+    let index = layout.site_index(site)?;
+    Some(SiteRef { index, features: layout.spans()[index].features })
 }
 
 /// The adapters of one step: the rows' metadata and the table that they index.
@@ -77,11 +88,28 @@ pub(crate) struct LoraStep<'a> {
     pub(crate) kernels: &'a dyn LoraKernels,
     pub(crate) table: SlotTable<'a>,
     pub(crate) rows: &'a StepRows,
+    /// The rows whose logits are wanted, in the order of the logits; none where the pool does not cover the head.
+    pub(crate) head_rows: Option<&'a StepRows>,
     pub(crate) plan: &'a LoraPlan,
     pub(crate) h: &'a mut ShrinkBuffer,
 }
 
 impl LoraStep<'_> {
+    /// `x += scaling · B·A[token]` on every row whose adapter has a pair for the embedding.
+    pub(crate) fn embed(&mut self, token_ids: &[u32], x: RowsMut<'_>) -> Result<(), KernelError> {
+        let Some(site) = self.plan.embed.filter(|_| !self.rows.entries().is_empty()) else { return Ok(()) };
+        self.kernels.gather(&self.table, self.rows, &site, token_ids, self.h)?;
+        self.kernels.expand(&self.table, self.rows, &[site], self.h, &mut [x])
+    }
+
+    /// `logits += scaling · B·A·x` on every row whose adapter has a pair for the head.
+    pub(crate) fn head(&mut self, x: Rows<'_>, logits: RowsMut<'_>) -> Result<(), KernelError> {
+        let rows = self.head_rows.filter(|rows| !rows.entries().is_empty());
+        let (Some(site), Some(rows)) = (self.plan.head, rows) else { return Ok(()) };
+        self.kernels.shrink(&self.table, rows, &[site], x, self.h)?;
+        self.kernels.expand(&self.table, rows, &[site], self.h, &mut [logits])
+    }
+
     /// `y[i] += scaling · B·A·x` on every row that has an adapter, for each covered projection of the group.
     pub(crate) fn add<const N: usize>(
         &mut self,

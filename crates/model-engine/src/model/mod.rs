@@ -5,10 +5,12 @@
 //! weights and the description only: sequences, caches and adapters are the engine's.
 
 pub(crate) mod attention;
+mod base_weights;
 pub(crate) mod forward;
 pub(crate) mod lora;
 pub(crate) mod ops;
 pub(crate) mod scratch;
+pub(crate) mod vectors;
 
 use lora_kernels::Cpu;
 use lora_math::shape::{AttentionSize as AttentionFeatures, MlpSize, ShapeError};
