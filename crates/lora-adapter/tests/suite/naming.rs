@@ -137,7 +137,7 @@ fn no_renaming_makes_another_adapter() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any adapter, written in any dialect, tensor by tensor in another one, reads back as itself.
+    /// Any adapter with magnitudes and biases, written in any dialect, tensor by tensor in another one, reads back as itself.
     #[test]
     fn every_dialect_reads_back_as_the_adapter_itself(
         sizes in prop::collection::vec((0usize..40, 0usize..7, 1usize..6, 1usize..9, 1usize..9), 1..8),
@@ -151,11 +151,17 @@ proptest! {
         let mut ranks = serde_json::Map::new();
         for (layer, module, rank, out, input) in sizes {
             ranks.insert(format!("layers.{layer}.{}", MODULES[module]), rank.into());
-            sites.insert((layer, module), pair(layer, MODULES[module], [out, rank, input]));
+            let mut tensors = pair(layer, MODULES[module], [out, rank, input]);
+            for suffix in ["lora_magnitude_vector", "lora_B.bias"] {
+                let path = format!("base_model.model.model.layers.{layer}.{}", MODULES[module]);
+                tensors.push(tensor(format!("{path}.{suffix}"), &[out]));
+            }
+            sites.insert((layer, module), tensors);
         }
-        let config = config_with(json!({"rank_pattern": ranks}));
+        let config = config_with(json!({"rank_pattern": ranks, "use_dora": true, "lora_bias": true}));
         let tensors: Vec<Tensor> = sites.into_values().flatten().collect();
         let plain = load(&config, &tensors).unwrap();
+        prop_assert_eq!(plain.extras().len(), 2 * plain.pairs().len());
         let whole = DIALECTS[choices[0].index(DIALECTS.len())].1;
         let same = |tensors: &[Tensor]| load(&config, tensors).map(|adapter: Adapter| adapter.content());
         prop_assert_eq!(same(&renamed(&tensors, whole)), Ok(plain.content()));
