@@ -37,7 +37,7 @@ pub struct AdapterVectors {
     /// By site, what its output is changed to besides its pair.
     pub sites: BTreeMap<Site, SiteVectors>,
     /// Norm weights in place of the base's.
-    pub norms: BTreeMap<NormSite, Box<[f32]>>,
+    pub norms: BTreeMap<NormSite, Arc<[f32]>>,
 }
 
 impl AdapterVectors {
@@ -198,3 +198,6 @@ impl PreparedAdapter {
         self.pairs().flat_map(|(_, pair)| [pair.a().dtype(), pair.b().dtype()]).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
