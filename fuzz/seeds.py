@@ -3,6 +3,7 @@
     python3 fuzz/seeds.py        (from the root of the repository)
 """
 
+import json
 import pathlib
 import shutil
 import struct
@@ -27,6 +28,61 @@ def shortened(weights: bytes) -> bytes:
     """The header and the first bytes of the data: reading it is as much of the reader as the whole file is."""
     end = 8 + int.from_bytes(weights[:8], "little")
     return weights[: end + 64]
+
+
+def safetensors(tensors: dict[str, list[int]]) -> bytes:
+    """A safetensors file of zeros in bf16."""
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        begin = end
+        num_elements = 1
+        for size in shape:
+            num_elements *= size
+        end += 2 * num_elements
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def put_safetensors() -> None:
+    prefix = "base_model.model.model.layers.0"
+    peft = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    # Hidden size 8, two experts 4 wide, rank 2.
+    stacked = {
+        f"{prefix}.mlp.experts.base_layer.lora_A.weight": [4, 8],
+        f"{prefix}.mlp.experts.base_layer.lora_B.weight": [8, 4],
+        f"{prefix}.mlp.experts.lora_A.weight": [4, 4],
+        f"{prefix}.mlp.experts.lora_B.weight": [8, 4],
+    }
+    parameters = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "peft_version": "0.21.0"}
+    unsloth = {"auto_mapping": {"unsloth_fixed": True, "base_model_class": "Qwen3MoeForCausalLM"}}
+    swapped = {
+        f"{prefix}.mlp.experts.lora_A.weight": [4, 8],
+        f"{prefix}.mlp.experts.lora_B.weight": [4, 4],
+        f"{prefix}.self_attn.q_proj.lora_A.weight": [2, 8],
+        f"{prefix}.self_attn.q_proj.lora_B.weight": [8, 2],
+    }
+    four_bits = {
+        f"{prefix}.mlp.experts.gate_up_projs.1.lora_A.weight": [2, 8],
+        f"{prefix}.mlp.experts.gate_up_projs.1.lora_B.weight": [8, 2],
+        f"{prefix}.mlp.experts.down_projs.1.lora_A.weight": [2, 4],
+        f"{prefix}.mlp.experts.down_projs.1.lora_B.weight": [8, 2],
+    }
+    mlx = {"fine_tune_type": "lora", "lora_parameters": {"rank": 2, "scale": 2.5}}
+    mlx_tensors = {
+        "model.layers.0.self_attn.q_proj.lora_a": [8, 2],
+        "model.layers.0.self_attn.q_proj.lora_b": [2, 8],
+        "model.layers.0.mlp.switch_mlp.up_proj.lora_a": [3, 2, 8],
+        "model.layers.0.mlp.switch_mlp.up_proj.lora_b": [3, 8, 2],
+    }
+    for name, config, tensors in [
+        ("stacked", peft | parameters, stacked),
+        ("stacked_unsloth", peft | parameters | unsloth, stacked),
+        ("stacked_swapped", peft | {"target_parameters": ["down_proj"], "peft_version": "0.18.0"}, swapped),
+        ("four_bits", peft, four_bits),
+        ("mlx", mlx, mlx_tensors),
+    ]:
+        put("safetensors", name, json.dumps(config).encode() + b"\n----\n" + safetensors(tensors))
 
 
 def gguf_text(text: str) -> bytes:
@@ -102,6 +158,7 @@ def main() -> None:
     torch = GOLDEN / "adapter_files" / "torch"
     for expected in sorted(torch.rglob("expected.safetensors")):
         put("safetensors", case(expected.parent), expected.read_bytes())
+    put_safetensors()
     put_gguf()
 
 

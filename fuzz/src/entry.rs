@@ -15,6 +15,7 @@ const CONFIG: &[u8] = br#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8}"#;
 
 const CONFIG_FILE: &str = "adapter_config.json";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+const MLX_WEIGHTS_FILE: &str = "adapters.safetensors";
 const PICKLE_FILE: &str = "adapter_model.bin";
 const GGUF_FILE: &str = "adapter.gguf";
 
@@ -49,12 +50,11 @@ pub fn config(scratch: &Path, input: &[u8]) -> usize {
     let mut weights = (header.len() as u64).to_le_bytes().to_vec();
     weights.extend_from_slice(header.as_bytes());
     weights.extend((0..end).map(|index| if index % 2 == 0 { index as u8 } else { 0x3d }));
-    usize::from(
-        open(scratch, &[(CONFIG_FILE, input), (WEIGHTS_FILE, &weights), ("adapters.safetensors", &weights)]).is_ok(),
-    )
+    usize::from(open(scratch, &[(CONFIG_FILE, input), (WEIGHTS_FILE, &weights), (MLX_WEIGHTS_FILE, &weights)]).is_ok())
 }
 
-/// A safetensors file; where [`SEPARATOR`] stands in the input, what is before it is the config. Its first eight bytes
+/// A safetensors file, under PEFT's name and mlx-lm's; where [`SEPARATOR`] stands in the input, what is before it is the
+/// config. Its first eight bytes
 /// give the length of the header, so they are written here where they claim more than there is: a mutation seldom finds
 /// them.
 pub fn safetensors(scratch: &Path, input: &[u8]) -> usize {
@@ -62,14 +62,18 @@ pub fn safetensors(scratch: &Path, input: &[u8]) -> usize {
         Some(at) => (&input[..at], &input[at + SEPARATOR.len()..]),
         None => (CONFIG, input),
     };
-    let mut num_loaded = usize::from(open(scratch, &[(CONFIG_FILE, config), (WEIGHTS_FILE, weights)]).is_ok());
+    let open = |weights: &[u8]| {
+        let files = [(CONFIG_FILE, config), (WEIGHTS_FILE, weights), (MLX_WEIGHTS_FILE, weights)];
+        usize::from(open(scratch, &files).is_ok())
+    };
+    let mut num_loaded = open(weights);
     // The header mends its own length: it ends at the last brace before the data.
     if let Some((_, rest)) = weights.split_at_checked(8)
         && let Some(at) = rest.windows(2).rposition(|window| window == b"}}")
     {
         let mut mended = (at as u64 + 2).to_le_bytes().to_vec();
         mended.extend_from_slice(rest);
-        num_loaded += usize::from(open(scratch, &[(CONFIG_FILE, config), (WEIGHTS_FILE, &mended)]).is_ok());
+        num_loaded += open(&mended);
     }
     num_loaded
 }
