@@ -34,6 +34,7 @@ mod torch_zip;
 mod unpack;
 mod values;
 mod weights;
+pub mod write;
 
 pub use adapter::Adapter;
 pub use archive_error::ArchiveError;
@@ -54,3 +55,4 @@ pub use prepare::{
 pub use reason::Reason;
 pub use report::{AdapterReport, ExtraReport, SettingsReport, SiteReport};
 pub use source::AdapterSource;
+pub use write::{WriteError, write_plain};

@@ -13,7 +13,7 @@ use crate::tensor_file::{self, FilePlan};
 use crate::torch_zip;
 
 /// Name of the tensor file.
-const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+pub(crate) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// The same weights as a pickle, which older versions wrote.
 const PICKLE_FILE: &str = "adapter_model.bin";
