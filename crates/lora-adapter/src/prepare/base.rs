@@ -1,5 +1,7 @@
 //! The base weights as a preparation reads them.
 
+use std::sync::Arc;
+
 use lora_math::{ModelShape, NormSite, Site};
 
 /// The weights of a base model, for what an adapter needs of them: norms of DoRA, inits that change the base, biases and
@@ -32,7 +34,7 @@ pub trait BaseWeights: Sync {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SiteVectors {
     /// A factor for each output feature; none where all are 1.
-    pub gain: Option<Box<[f32]>>,
+    pub gain: Option<Arc<[f32]>>,
     /// A summand for each output feature; none where all are 0.
-    pub shift: Option<Box<[f32]>>,
+    pub shift: Option<Arc<[f32]>>,
 }

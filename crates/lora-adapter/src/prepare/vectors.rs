@@ -1,6 +1,7 @@
 //! Gains, shifts and norms: what an adapter changes besides adding its deltas.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::thread;
 
 use lora_math::{Module, Site};
@@ -33,7 +34,7 @@ pub(super) fn of(
                     let (expected, found) = (norm.len(), matrix.num_elements());
                     reasons.push(Misfit::ExtraLength { extra, expected, found, tensor: tensor() });
                 }
-                Some(_) => drop(vectors.norms.insert(site, matrix.to_f32().into_boxed_slice())),
+                Some(_) => drop(vectors.norms.insert(site, matrix.to_f32().into())),
             },
             Extra::BaseCopy(site) => reasons.extend(compare(base, extra, site, matrix)),
             Extra::LoraBias(site) | Extra::Magnitude(site) | Extra::Bias(site) => drop(sites.insert(site)),
@@ -94,12 +95,12 @@ fn site_vectors(adapter: &Adapter, base: &dyn BaseWeights, site: Site) -> Result
         let bias = at(&trained, index).unwrap_or(base_bias);
         (bias - gain * base_bias + scaling * at(&lora_bias, index).unwrap_or(0.0)) as f32
     });
-    let shift: Box<[f32]> = shift.collect();
+    let shift: Arc<[f32]> = shift.collect();
     Ok(SiteVectors { gain, shift: shift.iter().any(|value| *value != 0.0).then_some(shift) })
 }
 
 /// `magnitude / ‖W + s·B·A‖`, by output row; of an embedding by hidden column (Liu et al. 2024, "DoRA").
-fn gains(base: &dyn BaseWeights, site: Site, pair: &LoraPair, magnitude: &Matrix) -> Result<Box<[f32]>, Misfit> {
+fn gains(base: &dyn BaseWeights, site: Site, pair: &LoraPair, magnitude: &Matrix) -> Result<Arc<[f32]>, Misfit> {
     let squares = if site == (Site::Vocabulary { module: Module::EmbedTokens }) {
         column_squares(base, site, pair)
     } else {

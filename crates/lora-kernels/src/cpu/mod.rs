@@ -18,7 +18,7 @@ use lora_math::StepRows;
 pub use self::isa::Isa;
 use crate::activations::{Rows, RowsMut, ShrinkBuffer};
 use crate::error::KernelError;
-use crate::ops::{DeltaRun, LoraKernels};
+use crate::ops::{self, DeltaRun, LoraKernels};
 use crate::table::{SiteRef, SlotTable};
 
 /// The CPU back end.

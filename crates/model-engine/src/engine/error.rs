@@ -7,6 +7,7 @@ use lora_math::{Features, Site};
 use lora_pool::PoolError;
 
 use super::SequenceId;
+use crate::model::vectors::ForeignVector;
 use crate::rope::RopeError;
 
 /// Why the engine refused. A refused call has changed nothing, unless the variant says otherwise.
@@ -92,6 +93,17 @@ pub enum EngineError {
         /// Features in the pool's layout.
         found: Features,
     },
+    /// A gain, a shift or norm weights of the adapter are for a place that the model lacks, or of another length: the adapter
+    /// was prepared for another model.
+    #[error("the adapter is not for this model: a vector of {found} at {place}, the model has {}", length(.expected))]
+    VectorPlace {
+        /// The site or the norm, in words.
+        place: String,
+        /// Length in the model; none where it has no such place.
+        expected: Option<usize>,
+        /// Length of the adapter's vector.
+        found: usize,
+    },
     /// An option is 0 or too large for this machine's address space.
     #[error("option {option} is {value}: {expected}")]
     Option {
@@ -133,4 +145,14 @@ impl EngineError {
             _ => false,
         }
     }
+}
+
+impl From<ForeignVector> for EngineError {
+    fn from(ForeignVector { place, expected, found }: ForeignVector) -> Self {
+        EngineError::VectorPlace { place, expected, found }
+    }
+}
+
+fn length(expected: &Option<usize>) -> String {
+    expected.map_or_else(|| "none there".to_owned(), |length| length.to_string())
 }

@@ -1,17 +1,22 @@
 //! The life of a sequence: added with a selection, stepped, finished.
 
+use std::sync::Arc;
+
 use lora_math::AdapterSelection;
 use lora_math::selection::resolve;
 use lora_pool::Lease;
 
 use super::{Engine, EngineError, SequenceId, SequenceOptions};
 use crate::kv_cache::BlockTable;
+use crate::model::vectors::PlacedVectors;
 
 /// One running sequence. It owns its blocks and holds its lease until it is finished or the engine is dropped.
 #[derive(Debug)]
 pub(super) struct Sequence {
     /// The adapter's generation; none is the base model.
     pub(super) lease: Option<Lease>,
+    /// The adapter's gains, shifts and norms; none where it has none.
+    pub(super) vectors: Option<Arc<PlacedVectors>>,
     pub(super) table: BlockTable,
     /// Tokens in the cache.
     pub(super) length: usize,
@@ -25,7 +30,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Selection`] where an adapter is named and there is no pool, [`EngineError::Pool`] where the pool
-    /// has none of that name.
+    /// has none of that name, [`EngineError::VectorPlace`] where the adapter was prepared for another model.
     pub fn add_sequence(&mut self, selection: &AdapterSelection) -> Result<SequenceId, EngineError> {
         self.add_sequence_with(&SequenceOptions { selection: selection.clone(), prompt_tokens: None })
     }
@@ -43,11 +48,15 @@ impl Engine {
                 None
             }
         };
+        let vectors = match lease.as_ref().and_then(Lease::vectors) {
+            Some(vectors) => Some(Arc::new(PlacedVectors::new(&self.model, vectors)?)),
+            None => None,
+        };
         let id = SequenceId(self.next_sequence);
         self.next_sequence += 1;
         let prompt_tokens = options.prompt_tokens;
         let table = BlockTable::default();
-        self.sequences.insert(id, Sequence { lease, table, length: 0, prompt_tokens, seen_in_step: 0 });
+        self.sequences.insert(id, Sequence { lease, vectors, table, length: 0, prompt_tokens, seen_in_step: 0 });
         Ok(id)
     }
 

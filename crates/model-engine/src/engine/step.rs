@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use lora_kernels::SlotTable;
 use lora_math::{RowAdapter, SiteEntry};
-use lora_pool::Lease;
 
 use super::{Engine, EngineError, Lora, SequenceId};
 use crate::kv_cache::KvCache;
 use crate::model::attention::{RowPlace, StepPlaces};
 use crate::model::forward::Step;
 use crate::model::lora::LoraStep;
-use crate::model::vectors::RowVectors;
+use crate::model::vectors::{RowVectors, StepVectors};
 
 /// New tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -134,7 +133,7 @@ impl Engine {
         self.lay_out(inputs);
         let Engine { model, lora, cache, scratch, buffers, threads, .. } = self;
         let StepBuffers { token_ids, places, adapters, logit_adapters, vectors, logit_rows, .. } = &*buffers;
-        let step = Step { token_ids, places, logit_rows, vectors };
+        let step = Step { token_ids, places, logit_rows, vectors: StepVectors(vectors) };
         let lora = match lora {
             Some(lora) => Some(lora.stamp(adapters, logit_adapters)?),
             None => None,
@@ -214,9 +213,8 @@ impl Engine {
             let first_row = token_ids.len();
             token_ids.extend_from_slice(input.token_ids);
             let adapter = sequence.lease.as_ref().map(|lease| RowAdapter { slot: lease.slot(), scale: 1.0 });
-            if let Some(found) = sequence.lease.as_ref().and_then(Lease::vectors) {
-                let rows = first_row..token_ids.len();
-                vectors.push(RowVectors { rows, vectors: found.clone() });
+            if let Some(placed) = &sequence.vectors {
+                vectors.push(RowVectors { rows: first_row..token_ids.len(), vectors: placed.clone() });
             }
             for position in sequence.length..end {
                 // Of the prompt every token is rotated for the prompt's length, of the answer each for its own.

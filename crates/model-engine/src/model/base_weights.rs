@@ -32,6 +32,23 @@ impl TransformerModel {
             site => self.linear(site).map(|linear| &linear.weight),
         }
     }
+
+    /// The weights of a norm; none where the model has no such norm.
+    pub(super) fn norm_weights(&self, site: NormSite) -> Option<&[f32]> {
+        let (layer, norm) = match site {
+            NormSite::Final => return Some(&self.final_norm),
+            NormSite::Layer { layer, norm } => (self.layers.get(layer)?, norm),
+            _ => return None,
+        };
+        let Mixer::Attention(attention) = &layer.mixer;
+        match norm {
+            LayerNorm::Input => Some(&layer.input_norm),
+            LayerNorm::PostAttention => Some(&layer.post_attention_norm),
+            LayerNorm::Query => attention.q_norm.as_deref(),
+            LayerNorm::Key => attention.k_norm.as_deref(),
+            _ => None,
+        }
+    }
 }
 
 impl BaseWeights for TransformerModel {
@@ -56,17 +73,6 @@ impl BaseWeights for TransformerModel {
     }
 
     fn norm(&self, site: NormSite) -> Option<Vec<f32>> {
-        let NormSite::Layer { layer, norm } = site else {
-            return matches!(site, NormSite::Final).then(|| self.final_norm.clone());
-        };
-        let layer = self.layers.get(layer)?;
-        let Mixer::Attention(attention) = &layer.mixer;
-        match norm {
-            LayerNorm::Input => Some(layer.input_norm.clone()),
-            LayerNorm::PostAttention => Some(layer.post_attention_norm.clone()),
-            LayerNorm::Query => attention.q_norm.clone(),
-            LayerNorm::Key => attention.k_norm.clone(),
-            _ => None,
-        }
+        self.norm_weights(site).map(<[f32]>::to_vec)
     }
 }

@@ -4,13 +4,13 @@
 //! which rows share a step: a row's activations are computed from that row and from its own sequence's cache.
 
 use lora_kernels::{KernelError, Rows, RowsMut, WeightView};
-use lora_math::{Features, LayerNorm, Module, NormSite, Site};
+use lora_math::Features;
 use rayon::prelude::*;
 
 use super::attention::{AttentionSize, StepPlaces, attend};
 use super::lora::LoraStep;
 use super::scratch::Scratch;
-use super::vectors::{self, RowVectors};
+use super::vectors::{self, StepVectors};
 use super::{Attention, FeedForward, Mixer, Mlp, TransformerModel, ops};
 use crate::checkpoint::weights::{Linear, WeightMatrix, WeightSlice};
 use crate::kv_cache::KvCache;
@@ -27,11 +27,8 @@ pub(crate) struct Step<'a> {
     /// The rows whose logits are wanted, in the order of the logits.
     pub(crate) logit_rows: &'a [usize],
     /// Rows whose adapters change outputs or norms.
-    pub(crate) vectors: &'a [RowVectors],
+    pub(crate) vectors: StepVectors<'a>,
 }
-
-/// One of the norms over whole rows: where it stands and its weights in the base model.
-type RowNorm<'a> = (NormSite, &'a [f32]);
 
 impl TransformerModel {
     /// Runs a step. Rotations of the rows' positions stand in `scratch.cos_sin`; keys and values of the rows go into
@@ -50,20 +47,23 @@ impl TransformerModel {
             widen_row(&self.embed_tokens, *token as usize, x);
         }
         let mut x = RowsMut::new(&mut scratch.x[..len], hidden_size)?;
-        vectors::adjust(step.vectors, Site::Vocabulary { module: Module::EmbedTokens }, x.reborrow());
+        step.vectors.adjust(|vectors| &vectors.embed_tokens, &mut x);
         if let Some(lora) = &mut lora {
             lora.embed(step.token_ids, x)?;
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            let norm_site = |norm| NormSite::Layer { layer: index, norm };
-            let norm = (norm_site(LayerNorm::Input), &*layer.input_norm);
-            self.norm(&scratch.x[..len], norm, step, &mut scratch.normed[..len]);
+            let input_norm =
+                |row| step.vectors.norm(row, |vectors| &vectors.layers[index].input_norm).unwrap_or(&layer.input_norm);
+            self.norm(&scratch.x[..len], input_norm, &mut scratch.normed[..len]);
             match &layer.mixer {
                 Mixer::Attention(part) => self.attention(part, (index, num_rows), step, &mut lora, cache, scratch)?,
             }
             add_rows(&mut scratch.x[..len], &scratch.out[..len], hidden_size);
-            let norm = (norm_site(LayerNorm::PostAttention), &*layer.post_attention_norm);
-            self.norm(&scratch.x[..len], norm, step, &mut scratch.normed[..len]);
+            let post_attention_norm = |row| {
+                let own = step.vectors.norm(row, |vectors| &vectors.layers[index].post_attention_norm);
+                own.unwrap_or(&layer.post_attention_norm)
+            };
+            self.norm(&scratch.x[..len], post_attention_norm, &mut scratch.normed[..len]);
             match &layer.feed_forward {
                 FeedForward::Dense(part) => self.mlp(part, (index, num_rows), step, &mut lora, scratch)?,
             }
@@ -90,18 +90,18 @@ impl TransformerModel {
         self.project(&part.q, x, q.reborrow())?;
         self.project(&part.k, x, k.reborrow())?;
         self.project(&part.v, x, v.reborrow())?;
-        adjust(step, (layer, Module::QProj), &mut q);
-        adjust(step, (layer, Module::KProj), &mut k);
-        adjust(step, (layer, Module::VProj), &mut v);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].q, &mut q);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].k, &mut k);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].v, &mut v);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.qkv, layer, x, [q, k, v])?;
         }
         let q = &mut scratch.q[..num_rows * q_features];
         let k = &mut scratch.k[..num_rows * kv_features];
-        let query = (NormSite::Layer { layer, norm: LayerNorm::Query }, part.q_norm.as_deref());
-        let key = (NormSite::Layer { layer, norm: LayerNorm::Key }, part.k_norm.as_deref());
-        self.place_heads(q, query, step, &scratch.cos_sin, q_features);
-        self.place_heads(k, key, step, &scratch.cos_sin, kv_features);
+        let own = |row| step.vectors.norm(row, |vectors| &vectors.layers[layer].q_norm);
+        self.place_heads(q, |row| own(row).or(part.q_norm.as_deref()), &scratch.cos_sin, q_features);
+        let own = |row| step.vectors.norm(row, |vectors| &vectors.layers[layer].k_norm);
+        self.place_heads(k, |row| own(row).or(part.k_norm.as_deref()), &scratch.cos_sin, kv_features);
         step.places.write(cache, part.kv_layer, k, &scratch.v[..num_rows * kv_features], kv_features);
 
         let size =
@@ -111,7 +111,7 @@ impl TransformerModel {
         let x = Rows::new(attended, q_features)?;
         let mut out = RowsMut::new(&mut scratch.out[..num_rows * config.hidden_size], config.hidden_size)?;
         self.project(&part.o, x, out.reborrow())?;
-        adjust(step, (layer, Module::OProj), &mut out);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].o, &mut out);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.o, layer, x, [out])?;
         }
@@ -119,17 +119,16 @@ impl TransformerModel {
     }
 
     /// Norm (where the family has one) and rotation of every head of q or of k; `width` is all heads of a row.
-    fn place_heads(
+    fn place_heads<'w>(
         &self,
         rows: &mut [f32],
-        (site, norm): (NormSite, Option<&[f32]>),
-        step: &Step<'_>,
+        norm: impl Fn(usize) -> Option<&'w [f32]> + Sync,
         cos_sin: &[f32],
         width: usize,
     ) {
         let (head_dim, eps) = (self.config.head_dim, self.config.rms_norm_eps);
         for_rows(rows, width, |row, heads| {
-            let norm = vectors::norm(step.vectors, row, site).or(norm);
+            let norm = norm(row);
             let (cos, sin) = cos_sin[row * head_dim..(row + 1) * head_dim].split_at(head_dim / 2);
             for head in heads.chunks_exact_mut(head_dim) {
                 if let Some(norm) = norm {
@@ -154,8 +153,8 @@ impl TransformerModel {
         let mut up = RowsMut::new(&mut scratch.up[..num_rows * width], width)?;
         self.project(&part.gate, x, gate.reborrow())?;
         self.project(&part.up, x, up.reborrow())?;
-        adjust(step, (layer, Module::GateProj), &mut gate);
-        adjust(step, (layer, Module::UpProj), &mut up);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].gate, &mut gate);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].up, &mut up);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.gate_up, layer, x, [gate, up])?;
         }
@@ -165,7 +164,7 @@ impl TransformerModel {
         let x = Rows::new(gate, width)?;
         let mut out = RowsMut::new(&mut scratch.out[..num_rows * hidden_size], hidden_size)?;
         self.project(&part.down, x, out.reborrow())?;
-        adjust(step, (layer, Module::DownProj), &mut out);
+        step.vectors.adjust(|vectors| &vectors.layers[layer].down, &mut out);
         if let Some(lora) = lora {
             lora.add(|sites| &sites.down, layer, x, [out])?;
         }
@@ -191,16 +190,15 @@ impl TransformerModel {
         let normed = &mut scratch.normed[..logit_rows.len() * hidden_size];
         for (out, row) in normed.chunks_exact_mut(hidden_size).zip(logit_rows) {
             let x = &scratch.x[row * hidden_size..(row + 1) * hidden_size];
-            let norm = vectors::norm(step.vectors, *row, NormSite::Final).unwrap_or(&self.final_norm);
+            let norm = step.vectors.norm(*row, |vectors| &vectors.final_norm).unwrap_or(&self.final_norm);
             ops::rms_norm(x, norm, self.config.rms_norm_eps, out);
         }
         let mut logits = RowsMut::new(&mut scratch.logits[..len], vocab_size)?;
         let normed = Rows::new(normed, hidden_size)?;
         self.products.matmul(normed, &weight_view(self.output_head())?, None, logits.reborrow())?;
-        let head = Site::Vocabulary { module: Module::LmHead };
         for (index, row) in logit_rows.iter().enumerate() {
-            if let Some(vectors) = vectors::of_row(step.vectors, *row).and_then(|vectors| vectors.sites.get(&head)) {
-                vectors::adjust_row(vectors, logits.row_mut(index));
+            if let Some(vectors) = step.vectors.of_row(*row) {
+                vectors::adjust_row(&vectors.lm_head, logits.row_mut(index));
             }
         }
         match lora {
@@ -214,18 +212,10 @@ impl TransformerModel {
         self.products.matmul(x, &weight_view(&linear.weight)?, linear.bias.as_deref(), y)
     }
 
-    fn norm(&self, x: &[f32], (site, weight): RowNorm<'_>, step: &Step<'_>, out: &mut [f32]) {
+    fn norm<'w>(&self, x: &[f32], weight: impl Fn(usize) -> &'w [f32] + Sync, out: &mut [f32]) {
         let (width, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
-        for_rows(out, width, |row, out| {
-            let weight = vectors::norm(step.vectors, row, site).unwrap_or(weight);
-            ops::rms_norm(&x[row * width..(row + 1) * width], weight, eps, out);
-        });
+        for_rows(out, width, |row, out| ops::rms_norm(&x[row * width..(row + 1) * width], weight(row), eps, out));
     }
-}
-
-/// The output of a projection of a layer as each row's adapter wants it.
-fn adjust(step: &Step<'_>, (layer, module): (usize, Module), y: &mut RowsMut<'_>) {
-    vectors::adjust(step.vectors, Site::layer(layer, module), y.reborrow());
 }
 
 /// Runs `f` on every row, in parallel where that pays; rows are independent, so the result is the same.

@@ -127,9 +127,7 @@ impl<'a> StepVectors<'a> {
     pub(crate) fn adjust(self, site: impl Fn(&PlacedVectors) -> &SiteVectors, y: &mut RowsMut<'_>) {
         for RowVectors { rows, vectors } in self.0 {
             let vectors = site(vectors);
-            if *vectors != SiteVectors::default() {
-                rows.clone().for_each(|row| adjust_row(vectors, y.row_mut(row)));
-            }
+            rows.clone().for_each(|row| adjust_row(vectors, y.row_mut(row)));
         }
     }
 
