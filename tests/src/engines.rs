@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lora_adapter::{Adapter, PrepareOptions, PreparedAdapter, prepare_with};
 use lora_kernels::{Cpu, LoraKernels, Reference};
-use lora_math::{AdapterSelection, ModelShape, ModuleSet, SlotDtype};
+use lora_math::{AdapterSelection, ModelShape, SlotDtype};
 use lora_pool::{LoraPool, PoolOptions};
 use model_engine::checkpoint::{Checkpoint, LoadOptions};
 use model_engine::{Engine, EngineOptions, LogitsFor, SequenceId, StepInput, TransformerModel};
@@ -54,9 +54,9 @@ pub fn small_options(num_threads: usize, kernels: Arc<dyn LoraKernels>) -> Engin
 /// A pool with a slot for each of these adapters, in f32.
 #[must_use]
 pub fn open_pool(shape: &ModelShape, adapters: &[(String, PreparedAdapter)]) -> Arc<LoraPool> {
-    let sites = adapters.iter().flat_map(|(_, adapter)| adapter.pairs().map(|(site, _)| site.module()));
-    let modules = sites.fold(ModuleSet::DENSE, ModuleSet::with);
-    let options = PoolOptions { num_slots: adapters.len().max(1), max_rank: 16, dtype: SlotDtype::F32, modules };
+    let options =
+        PoolOptions { num_slots: adapters.len().max(1), max_rank: 16, dtype: SlotDtype::F32, ..PoolOptions::default() };
+    let options = options.covering(adapters.iter().map(|(_, adapter)| adapter));
     let pool = LoraPool::open(shape, options).expect("a pool");
     for (name, adapter) in adapters {
         pool.load(name, adapter).unwrap_or_else(|error| panic!("{name}: {error}"));

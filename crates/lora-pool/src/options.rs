@@ -1,5 +1,6 @@
 //! What a pool is opened with.
 
+use lora_adapter::PreparedAdapter;
 use lora_math::{ModuleSet, SlotDtype};
 
 /// Size and element type of a pool's slots. Write `..PoolOptions::default()` behind the fields you set.
@@ -9,8 +10,9 @@ pub struct PoolOptions {
     pub num_slots: usize,
     /// The largest rank that a site may have.
     pub max_rank: usize,
-    /// The modules that a slot covers, as far as the model carries them: projections of layers, no experts, embedding or
-    /// head.
+    /// The modules that a slot covers, as far as the model carries them: projections of layers, embedding and head, no
+    /// experts. Every slot has room for all of them at the largest rank, so embedding and head are worth naming only where
+    /// adapters have pairs for them; see [`covering`](Self::covering).
     pub modules: ModuleSet,
     /// Element type of every A and B in the pool.
     pub dtype: SlotDtype,
@@ -20,5 +22,17 @@ impl Default for PoolOptions {
     /// 4 slots of rank 16 over attention and dense MLP, in bf16.
     fn default() -> Self {
         PoolOptions { num_slots: 4, max_rank: 16, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16 }
+    }
+}
+
+impl PoolOptions {
+    /// These options, with every module and rank added that `adapters` have pairs of.
+    #[must_use]
+    pub fn covering<'a>(mut self, adapters: impl IntoIterator<Item = &'a PreparedAdapter>) -> Self {
+        for (site, pair) in adapters.into_iter().flat_map(PreparedAdapter::pairs) {
+            self.modules = self.modules.with(site.module());
+            self.max_rank = self.max_rank.max(pair.rank());
+        }
+        self
     }
 }

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use lora_adapter::{Adapter, PreparedAdapter, prepare};
+use lora_adapter::{Adapter, PrepareOptions, PreparedAdapter, prepare_with};
 use lora_math::AdapterSelection;
 use lora_pool::{LoraPool, PoolOptions};
 use model_engine::checkpoint::{Checkpoint, LoadOptions, WeightDtype};
@@ -42,10 +42,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weight_bytes = model.weight_bytes();
 
     let adapters: Vec<PreparedAdapter> = arguments
-        .map(|directory| Ok(prepare(Adapter::open(Path::new(&directory))?, model.shape())?))
+        .map(|directory| Ok(prepare_with(Adapter::open(Path::new(&directory))?, &model, &PrepareOptions::default())?))
         .collect::<Result<_, Box<dyn Error>>>()?;
-    let max_rank = adapters.iter().map(PreparedAdapter::max_rank).max().unwrap_or(1);
-    let options = PoolOptions { num_slots: adapters.len().max(1), max_rank, ..PoolOptions::default() };
+    let options = PoolOptions { num_slots: adapters.len().max(1), max_rank: 1, ..PoolOptions::default() };
+    let options = options.covering(&adapters);
     let element_bytes = options.dtype.bytes();
     let pool = LoraPool::open(model.shape(), options)?;
     for (index, adapter) in adapters.iter().enumerate() {

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use lora_adapter::{Adapter, prepare};
+use lora_adapter::{Adapter, PrepareOptions, PreparedAdapter, prepare_with};
 use lora_math::AdapterSelection;
 use lora_pool::{LoraPool, PoolOptions};
 use model_engine::checkpoint::{Checkpoint, LoadOptions};
@@ -22,18 +22,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let adapter_dirs: Vec<PathBuf> = arguments.map(PathBuf::from).collect();
 
-    // The base model, and a pool laid out for its shape.
+    // The base model.
     let checkpoint = Checkpoint::open(Path::new(&model), LoadOptions::default())?;
     let tokenizer = checkpoint.tokenizer?;
     let model = TransformerModel::new(checkpoint.config, checkpoint.weights)?;
-    let num_slots = adapter_dirs.len().max(1);
-    let pool = LoraPool::open(model.shape(), PoolOptions { num_slots, max_rank: 64, ..PoolOptions::default() })?;
 
-    // Every adapter is checked against the model before the pool sees it.
+    // Every adapter is checked against the model before a pool sees it, and the pool is laid out for what they hold.
+    let prepare = |directory: &PathBuf| -> Result<PreparedAdapter, Box<dyn Error>> {
+        Ok(prepare_with(Adapter::open(directory)?, &model, &PrepareOptions::default())?)
+    };
+    let adapters: Vec<PreparedAdapter> = adapter_dirs.iter().map(prepare).collect::<Result<_, _>>()?;
+    let options = PoolOptions { num_slots: adapters.len().max(1), ..PoolOptions::default() };
+    let pool = LoraPool::open(model.shape(), options.covering(&adapters))?;
     let mut selections = vec![AdapterSelection::Base];
-    for directory in &adapter_dirs {
+    for (directory, adapter) in adapter_dirs.iter().zip(&adapters) {
         let name = directory.display().to_string();
-        pool.load(&name, &prepare(Adapter::open(directory)?, model.shape())?)?;
+        pool.load(&name, adapter)?;
         selections.push(AdapterSelection::Named(name));
     }
 

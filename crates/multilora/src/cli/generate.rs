@@ -13,7 +13,7 @@ use multilora::engine::kv_tokens_for;
 use multilora::engine::tokenizer::{ChatMessage, Tokenizer};
 use multilora::math::AdapterSelection;
 
-use super::setup::{BASE, EngineArgs, EngineSize, Prepared};
+use super::setup::{BASE, EngineArgs, EngineSize, Opened};
 
 /// Options of `multilora generate`.
 #[derive(Args)]
@@ -81,9 +81,9 @@ enum Line<'a> {
 /// Generates and prints.
 pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let prompts = prompts(args)?;
-    let prepared = args.engine.prepare()?;
-    let jobs = jobs(args, prompts, &prepared)?;
-    let (model, tokenizer) = prepared.load_model()?;
+    let opened = args.engine.open()?;
+    let jobs = jobs(args, prompts, &opened)?;
+    let (model, tokenizer) = opened.load_model()?;
     let tokenizer = tokenizer.context("the model cannot read or write text")?;
     let requests: Vec<Request> = jobs
         .iter()
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let max_context = model.config().max_position_embeddings;
     let longest = |request: &Request| request.prompt.len().saturating_add(args.max_new_tokens.get()).min(max_context);
     let size = EngineSize { kv_tokens: kv_tokens_for(requests.iter().map(longest)), num_sequences: requests.len() };
-    let mut engine = prepared.engine(model, size)?;
+    let mut engine = opened.engine(model, size)?;
     let threads = engine.num_threads();
 
     let mut generator = Generator::new(&mut engine, Some(&tokenizer));
@@ -147,7 +147,7 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>> {
     Ok(prompts)
 }
 
-fn jobs(args: &GenerateArgs, prompts: Vec<String>, prepared: &Prepared<'_>) -> Result<Vec<Job>> {
+fn jobs(args: &GenerateArgs, prompts: Vec<String>, opened: &Opened<'_>) -> Result<Vec<Job>> {
     let names: Vec<&str> = match args.uses.as_slice() {
         [] => vec![BASE; prompts.len()],
         [one] => vec![one; prompts.len()],
@@ -157,7 +157,7 @@ fn jobs(args: &GenerateArgs, prompts: Vec<String>, prepared: &Prepared<'_>) -> R
     names
         .into_iter()
         .zip(prompts)
-        .map(|(name, prompt)| Ok(Job { name: name.to_owned(), selection: prepared.selection(name)?, prompt }))
+        .map(|(name, prompt)| Ok(Job { name: name.to_owned(), selection: opened.selection(name)?, prompt }))
         .collect()
 }
 

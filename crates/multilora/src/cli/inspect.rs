@@ -1,7 +1,7 @@
 //! `multilora inspect`: what is in an adapter directory, what it costs, and whether it loads.
 //!
 //! Exit code 0 says that the adapter loads (on the model, where one is given), 2 that it is refused; every reason is
-//! printed.
+//! printed. The model's weights are read only where the adapter needs them; its configuration is enough for all others.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use multilora::adapter::{AdapterReport, PreparedAdapter, prepare};
+use multilora::adapter::{Adapter, AdapterReport, PreparedAdapter, Refusal, prepare, prepare_with};
 use multilora::engine::checkpoint::{CheckpointInfo, ModelConfig};
 use multilora::engine::model::config_shape;
-use multilora::math::{LayoutOptions, ModelShape, ModuleSet, SlotDtype, SlotLayout};
-use multilora::pool::packed_layout;
+use multilora::math::{LayoutOptions, ModelShape, SlotDtype, SlotLayout};
+use multilora::pool::{PoolOptions, packed_layout};
 
 use super::adapters;
 use super::bytes::show;
 use super::one_line;
-use super::setup::{SlotDtypeArg, exact_dtype};
+use super::setup::{PrepareArgs, SlotDtypeArg, exact_dtype, load_model, only_weights_are_missing};
 
 /// Options of `multilora inspect`.
 #[derive(Args)]
@@ -33,6 +33,8 @@ pub(crate) struct InspectArgs {
     /// Element type of A and B in the pool; the narrowest that holds the adapter exactly unless given.
     #[arg(long, value_enum)]
     slot_dtype: Option<SlotDtypeArg>,
+    #[command(flatten)]
+    preparing: PrepareArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -60,8 +62,11 @@ struct SlotCost {
     exact: bool,
     /// Bytes of its A and B, packed at their real ranks.
     image_bytes: usize,
-    /// Bytes of a slot at fixed stride, with room for its largest rank at every site of attention and dense MLP.
+    /// Bytes of a slot at fixed stride, with room for its largest rank at every site of attention and dense MLP, and of
+    /// embedding or head where it has a pair there.
     slot_bytes: usize,
+    /// Bytes of its gains, shifts and norms, in memory of their own.
+    vector_bytes: usize,
 }
 
 /// Inspects and prints.
@@ -109,8 +114,8 @@ fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Ins
         inspection.loads = true;
         return inspection;
     };
-    match prepare(adapter, shape) {
-        Err(refusal) => inspection.reasons = refusal.reasons.iter().map(ToString::to_string).collect(),
+    match prepared(args, adapter, shape) {
+        Err(reasons) => inspection.reasons = reasons,
         Ok(adapter) => match cost(&adapter, shape, args.slot_dtype) {
             Err(reason) => inspection.reasons = vec![one_line(&reason)],
             Ok(slot) => {
@@ -122,16 +127,32 @@ fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Ins
     inspection
 }
 
+/// The adapter fitted to the model, or every reason against it.
+fn prepared(args: &InspectArgs, adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, Vec<String>> {
+    let reasons = |refusal: &Refusal| refusal.reasons.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let refusal = match prepare(adapter.clone(), shape) {
+        Ok(prepared) => return Ok(prepared),
+        Err(refusal) => refusal,
+    };
+    let Some(path) = args.model.as_deref().filter(|_| only_weights_are_missing(&refusal)) else {
+        return Err(reasons(&refusal));
+    };
+    let (model, _) = load_model(path, None).map_err(|error| vec![one_line(&error)])?;
+    prepare_with(adapter, &model, &args.preparing.options()).map_err(|refusal| reasons(&refusal))
+}
+
 fn cost(adapter: &PreparedAdapter, shape: &ModelShape, dtype: Option<SlotDtypeArg>) -> Result<SlotCost> {
     let (narrowest, exists) = exact_dtype([adapter]);
     let dtype = dtype.map_or(narrowest, SlotDtype::from);
-    let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: adapter.max_rank(), dtype };
-    let layout = SlotLayout::new(shape, options)?;
+    let PoolOptions { modules, max_rank, .. } =
+        PoolOptions { max_rank: 1, ..PoolOptions::default() }.covering([adapter]);
+    let layout = SlotLayout::new(shape, LayoutOptions { modules, max_rank, dtype })?;
     Ok(SlotCost {
         dtype: dtype.name(),
         exact: exists && (dtype == narrowest || dtype == SlotDtype::F32),
         image_bytes: packed_layout(adapter, &layout)?.image_bytes(),
         slot_bytes: layout.slot_bytes(),
+        vector_bytes: adapter.vectors().num_bytes(),
     })
 }
 
@@ -145,6 +166,9 @@ fn print(out: &mut impl Write, inspection: &Inspection) -> Result<()> {
         writeln!(out, "in a pool   {} ({narrowed})", slot.dtype)?;
         writeln!(out, "            {} at its own ranks", show(slot.image_bytes as u64))?;
         writeln!(out, "            {} as a slot at fixed stride of its largest rank", show(slot.slot_bytes as u64))?;
+        if slot.vector_bytes > 0 {
+            writeln!(out, "            {} of gains, shifts and norms", show(slot.vector_bytes as u64))?;
+        }
     }
     let on = inspection.model.as_deref().map(|model| format!(" on {model}")).unwrap_or_default();
     if inspection.loads {

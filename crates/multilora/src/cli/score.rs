@@ -45,22 +45,22 @@ struct Answer<'a> {
 /// Scores and prints.
 pub(crate) fn run(args: &ScoreArgs) -> Result<ExitCode> {
     let requests = read_requests(&args.requests)?;
-    let prepared = args.engine.prepare()?;
+    let opened = args.engine.open()?;
     let selections: Vec<AdapterSelection> = requests
         .iter()
         .enumerate()
         .map(|(index, request)| {
             let name = request.adapter.as_deref().unwrap_or(BASE);
-            prepared.selection(name).with_context(|| format!("request {}", index + 1))
+            opened.selection(name).with_context(|| format!("request {}", index + 1))
         })
         .collect::<Result<_>>()?;
 
-    let (model, _) = prepared.load_model()?;
+    let (model, _) = opened.load_model()?;
     let size = EngineSize {
         kv_tokens: kv_tokens_for(requests.iter().map(|request| request.token_ids.len() + request.decode.len())),
         num_sequences: requests.len(),
     };
-    let mut engine = prepared.engine(model, size)?;
+    let mut engine = opened.engine(model, size)?;
     let scored: Vec<ScoreRequest> = requests
         .iter()
         .zip(selections)

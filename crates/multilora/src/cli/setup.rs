@@ -1,23 +1,27 @@
 //! From the command line to an engine: the base model, its pool of adapters, and what both must agree on.
 //!
-//! Everything small is checked before anything large is read: adapters are opened and fitted to the model's shape
-//! before its weights are loaded.
+//! Everything small is checked before anything large is read: adapters are opened and compared with the model's shape before
+//! its weights are loaded. What needs the weights is prepared with them.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
-use multilora::adapter::{PreparedAdapter, exact_slot_dtype, prepare};
+use multilora::adapter::{
+    Adapter, Misfit, PrepareOptions, PreparedAdapter, Refusal, exact_slot_dtype, prepare, prepare_with,
+};
 use multilora::engine::checkpoint::{Checkpoint, CheckpointInfo, LoadOptions, WeightDtype};
 use multilora::engine::model::config_shape;
 use multilora::engine::tokenizer::{Tokenizer, TokenizerError};
 use multilora::engine::{Engine, EngineOptions, TransformerModel};
-use multilora::math::{AdapterSelection, ModuleSet, SlotDtype};
+use multilora::math::{AdapterSelection, SlotDtype};
 use multilora::pool::{LoraPool, PoolOptions};
 
 use super::adapters;
@@ -43,6 +47,22 @@ pub(crate) struct EngineArgs {
     /// Element type of A and B in the pool; the narrowest that holds every adapter exactly unless given.
     #[arg(long, value_enum)]
     slot_dtype: Option<SlotDtypeArg>,
+    #[command(flatten)]
+    preparing: PrepareArgs,
+}
+
+/// How much preparing an adapter may take.
+#[derive(Args)]
+pub(crate) struct PrepareArgs {
+    /// Seconds that decompositions of base weights may take, by estimate, where an adapter needs them (PiSSA, KaSA).
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    max_prepare_seconds: u64,
+}
+
+impl PrepareArgs {
+    pub(crate) fn options(&self) -> PrepareOptions {
+        PrepareOptions { max_decomposition: Duration::from_secs(self.max_prepare_seconds) }
+    }
 }
 
 /// `NAME=DIR`.
@@ -113,99 +133,83 @@ pub(crate) struct EngineSize {
 /// Token rows of one step unless more sequences than that run at once.
 const STEP_ROWS: usize = 512;
 
-/// The adapters of a command, fitted to its model, before the model's weights are read.
-pub(crate) struct Prepared<'a> {
+/// The adapters of a command, compared with its model, before the model's weights are read.
+pub(crate) struct Opened<'a> {
     args: &'a EngineArgs,
-    adapters: Vec<(&'a str, PreparedAdapter)>,
+    adapters: Vec<(&'a NamedAdapter, Adapter)>,
 }
 
 impl EngineArgs {
-    /// Opens every adapter and fits it to the model's shape.
-    pub(crate) fn prepare(&self) -> Result<Prepared<'_>> {
+    /// Opens every adapter and compares it with the model's shape.
+    pub(crate) fn open(&self) -> Result<Opened<'_>> {
         let info = CheckpointInfo::open(&self.model)?;
         let shape = config_shape(&info.config)?;
         let mut names = BTreeSet::new();
         let mut adapters = Vec::new();
-        for NamedAdapter { name, directory } in &self.adapters {
+        for named in &self.adapters {
+            let NamedAdapter { name, directory } = named;
             if !names.insert(name.as_str()) {
                 bail!("two adapters are called {name:?}");
             }
-            let refused = || format!("adapter {name:?} from {}", directory.display());
             let adapter = adapters::open(directory)
                 .and_then(|adapter| adapters::for_model(adapter, &info.config))
                 .map_err(|error| {
                     let reasons: Vec<String> = error.located().iter().map(ToString::to_string).collect();
                     brief(&reasons, error.num_omitted(), directory)
                 })
-                .with_context(refused)?;
+                .with_context(|| named.context())?;
             for note in adapter.notes() {
                 eprintln!("note: adapter {name:?}: {note}");
             }
-            let prepared = prepare(adapter, &shape)
-                .map_err(|refusal| {
-                    let reasons: Vec<String> = refusal.reasons.iter().map(ToString::to_string).collect();
-                    brief(&reasons, 0, directory)
-                })
-                .with_context(refused)?;
-            adapters.push((name.as_str(), prepared));
+            if let Err(refusal) = prepare(adapter.clone(), &shape)
+                && !only_weights_are_missing(&refusal)
+            {
+                return Err(refused(&refusal, directory)).with_context(|| named.context());
+            }
+            adapters.push((named, adapter));
         }
-        Ok(Prepared { args: self, adapters })
+        Ok(Opened { args: self, adapters })
     }
 }
 
-impl Prepared<'_> {
+impl NamedAdapter {
+    fn context(&self) -> String {
+        format!("adapter {:?} from {}", self.name, self.directory.display())
+    }
+}
+
+/// Whether a refusal says nothing but that the base weights are needed.
+pub(crate) fn only_weights_are_missing(refusal: &Refusal) -> bool {
+    refusal.reasons.iter().all(|reason| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. }))
+}
+
+fn refused(refusal: &Refusal, directory: &Path) -> anyhow::Error {
+    let reasons: Vec<String> = refusal.reasons.iter().map(ToString::to_string).collect();
+    brief(&reasons, 0, directory)
+}
+
+impl Opened<'_> {
     /// What a name on the command line or in a request selects.
     pub(crate) fn selection(&self, name: &str) -> Result<AdapterSelection> {
         if name == BASE {
             return Ok(AdapterSelection::Base);
         }
-        if self.adapters.iter().any(|(known, _)| *known == name) {
+        if self.adapters.iter().any(|(known, _)| known.name == name) {
             return Ok(AdapterSelection::Named(name.to_owned()));
         }
-        let known: Vec<&str> = std::iter::once(BASE).chain(self.adapters.iter().map(|(name, _)| *name)).collect();
+        let known: Vec<&str> =
+            std::iter::once(BASE).chain(self.adapters.iter().map(|(named, _)| named.name.as_str())).collect();
         bail!("no adapter is called {name:?}; there are {}", known.join(", "))
     }
 
-    /// Reads the model, with a progress line where a person watches.
+    /// Reads the model.
     pub(crate) fn load_model(&self) -> Result<(TransformerModel, Result<Tokenizer, TokenizerError>)> {
-        let watched = std::io::stderr().is_terminal();
-        let mut shown = usize::MAX;
-        let mut progress = |at: multilora::engine::checkpoint::LoadProgress| {
-            let percent = 100 * at.tensors_done / at.tensors_total.max(1);
-            if watched && percent != shown {
-                shown = percent;
-                eprint!("\rloading {}: {percent} %", self.args.model.display());
-                let _ = std::io::stderr().flush();
-            }
-        };
-        let options =
-            LoadOptions { weight_dtype: self.args.weight_dtype.map(WeightDtype::from), progress: Some(&mut progress) };
-        let checkpoint = Checkpoint::open(&self.args.model, options);
-        if watched {
-            // Erases the progress line.
-            eprint!("\r\x1b[K");
-        }
-        let checkpoint = checkpoint?;
-        let model = TransformerModel::new(checkpoint.config, checkpoint.weights)?;
-        Ok((model, checkpoint.tokenizer))
+        load_model(&self.args.model, self.args.weight_dtype.map(WeightDtype::from))
     }
 
-    /// Opens a pool with every adapter resident, and an engine on it.
+    /// Prepares every adapter with the model's weights, opens a pool in which all of them are resident, and an engine on it.
     pub(crate) fn engine(&self, model: TransformerModel, size: EngineSize) -> Result<Engine> {
-        let pool = match self.adapters.len() {
-            0 => None,
-            num_slots => {
-                let max_rank = self.adapters.iter().map(|(_, adapter)| adapter.max_rank()).max().unwrap_or(1);
-                let exact = exact_dtype(self.adapters.iter().map(|(_, adapter)| adapter)).0;
-                let dtype = self.args.slot_dtype.map_or(exact, SlotDtype::from);
-                let options = PoolOptions { num_slots, max_rank, modules: ModuleSet::DENSE, dtype };
-                let pool = LoraPool::open(model.shape(), options)?;
-                for (name, adapter) in &self.adapters {
-                    pool.load(name, adapter).with_context(|| format!("adapter {name:?}"))?;
-                }
-                Some(pool)
-            }
-        };
+        let pool = if self.adapters.is_empty() { None } else { Some(self.pool(&model)?) };
         let options = EngineOptions {
             threads: self.args.threads,
             max_step_rows: size.num_sequences.max(STEP_ROWS),
@@ -214,6 +218,49 @@ impl Prepared<'_> {
         };
         Ok(Engine::new(model, pool, &options)?)
     }
+
+    fn pool(&self, model: &TransformerModel) -> Result<Arc<LoraPool>> {
+        let options = self.args.preparing.options();
+        let prepare = |(named, adapter): &(&NamedAdapter, Adapter)| {
+            prepare_with(adapter.clone(), model, &options)
+                .map_err(|refusal| refused(&refusal, &named.directory))
+                .with_context(|| named.context())
+        };
+        let adapters: Vec<PreparedAdapter> = self.adapters.iter().map(prepare).collect::<Result<_>>()?;
+        let dtype = self.args.slot_dtype.map_or_else(|| exact_dtype(&adapters).0, SlotDtype::from);
+        let options = PoolOptions { num_slots: adapters.len(), max_rank: 1, dtype, ..PoolOptions::default() };
+        let pool = LoraPool::open(model.shape(), options.covering(&adapters))?;
+        for ((NamedAdapter { name, .. }, _), adapter) in self.adapters.iter().zip(&adapters) {
+            pool.load(name, adapter).with_context(|| format!("adapter {name:?}"))?;
+        }
+        Ok(pool)
+    }
+}
+
+/// Reads a model, with a progress line where a person watches.
+pub(crate) fn load_model(
+    path: &Path,
+    weight_dtype: Option<WeightDtype>,
+) -> Result<(TransformerModel, Result<Tokenizer, TokenizerError>)> {
+    let watched = std::io::stderr().is_terminal();
+    let mut shown = usize::MAX;
+    let mut progress = |at: multilora::engine::checkpoint::LoadProgress| {
+        let percent = 100 * at.tensors_done / at.tensors_total.max(1);
+        if watched && percent != shown {
+            shown = percent;
+            eprint!("\rloading {}: {percent} %", path.display());
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let options = LoadOptions { weight_dtype, progress: Some(&mut progress) };
+    let checkpoint = Checkpoint::open(path, options);
+    if watched {
+        // Erases the progress line.
+        eprint!("\r\x1b[K");
+    }
+    let checkpoint = checkpoint?;
+    let model = TransformerModel::new(checkpoint.config, checkpoint.weights)?;
+    Ok((model, checkpoint.tokenizer))
 }
 
 /// The narrowest element type that holds these adapters exactly, and whether there is one; float64 comes to f32.
