@@ -11,7 +11,8 @@ pub fn exact_slot_dtype(dtypes: impl IntoIterator<Item = FileDtype>) -> Option<S
         FileDtype::F64 => None,
         FileDtype::F32 => Some(SlotDtype::F32),
         FileDtype::F16 => Some(SlotDtype::F16),
-        FileDtype::Bf16 => Some(SlotDtype::Bf16),
+        // Both 8-bit types fit in bf16, and in f16 as well.
+        FileDtype::Bf16 | FileDtype::F8E4m3 | FileDtype::F8E5m2 => Some(SlotDtype::Bf16),
     };
     let mut dtypes = dtypes.into_iter();
     let Some(first) = dtypes.next() else { return Some(SlotDtype::Bf16) };
@@ -25,7 +26,7 @@ pub fn exact_slot_dtype(dtypes: impl IntoIterator<Item = FileDtype>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::exact_slot_dtype;
-    use crate::matrix::FileDtype::{Bf16, F16, F32, F64};
+    use crate::matrix::FileDtype::{Bf16, F8E4m3, F8E5m2, F16, F32, F64};
     use lora_math::SlotDtype;
 
     #[test]
@@ -33,6 +34,7 @@ mod tests {
         for (dtypes, expected) in [
             (vec![], Some(SlotDtype::Bf16)),
             (vec![Bf16, Bf16], Some(SlotDtype::Bf16)),
+            (vec![F8E4m3, F8E5m2, Bf16], Some(SlotDtype::Bf16)),
             (vec![F16], Some(SlotDtype::F16)),
             (vec![F16, Bf16], Some(SlotDtype::F32)),
             (vec![Bf16, F32, Bf16], Some(SlotDtype::F32)),

@@ -33,6 +33,10 @@ pub enum FileDtype {
     F16,
     /// bfloat16.
     Bf16,
+    /// 8 bits with 4 of exponent and 3 of mantissa, no infinity ("fn" in ml_dtypes; OCP 8-bit floating point, E4M3).
+    F8E4m3,
+    /// 8 bits with 5 of exponent and 2 of mantissa: the upper half of an f16 (OCP 8-bit floating point, E5M2).
+    F8E5m2,
 }
 
 impl FileDtype {
@@ -42,6 +46,7 @@ impl FileDtype {
             FileDtype::F64 => 8,
             FileDtype::F32 => 4,
             FileDtype::F16 | FileDtype::Bf16 => 2,
+            FileDtype::F8E4m3 | FileDtype::F8E5m2 => 1,
         }
     }
 
@@ -52,6 +57,8 @@ impl FileDtype {
             FileDtype::F32 => "f32",
             FileDtype::F16 => "f16",
             FileDtype::Bf16 => "bf16",
+            FileDtype::F8E4m3 => "f8_e4m3",
+            FileDtype::F8E5m2 => "f8_e5m2",
         }
     }
 }
@@ -308,7 +315,22 @@ fn widened(dtype: FileDtype, bytes: &[u8]) -> Vec<f32> {
         FileDtype::F32 => bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect(),
         FileDtype::F16 => bytes.as_chunks().0.iter().map(|raw| f16::from_le_bytes(*raw).to_f32()).collect(),
         FileDtype::Bf16 => bytes.as_chunks().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect(),
+        FileDtype::F8E4m3 => bytes.iter().copied().map(e4m3).collect(),
+        FileDtype::F8E5m2 => bytes.iter().copied().map(e5m2).collect(),
     }
+}
+
+/// The value of an E4M3: its bits in the place of an f16's, whose exponent counts from 15 in place of 7.
+fn e4m3(bits: u8) -> f32 {
+    let sign = u16::from(bits >> 7) << 15;
+    match bits & 0x7f {
+        0x7f => f32::NAN,
+        rest => f16::from_bits(sign | u16::from(rest) << 7).to_f32() * 256.0,
+    }
+}
+
+fn e5m2(bits: u8) -> f32 {
+    f16::from_bits(u16::from(bits) << 8).to_f32()
 }
 
 fn element(dtype: FileDtype, bytes: &[u8]) -> f64 {
@@ -320,6 +342,8 @@ fn element(dtype: FileDtype, bytes: &[u8]) -> f64 {
         FileDtype::F32 => f64::from(f32::from_le_bytes([b0, b1, b2, b3])),
         FileDtype::F16 => f16::from_le_bytes([b0, b1]).to_f64(),
         FileDtype::Bf16 => bf16::from_le_bytes([b0, b1]).to_f64(),
+        FileDtype::F8E4m3 => f64::from(e4m3(b0)),
+        FileDtype::F8E5m2 => f64::from(e5m2(b0)),
     }
 }
 
@@ -331,6 +355,8 @@ fn first_non_finite(dtype: FileDtype, bytes: &[u8]) -> Option<(usize, f64)> {
         FileDtype::F32 => any_all_ones::<4>(bytes, 0x7f80_0000),
         FileDtype::F16 => any_all_ones::<2>(bytes, 0x7c00),
         FileDtype::Bf16 => any_all_ones::<2>(bytes, 0x7f80),
+        FileDtype::F8E4m3 => bytes.iter().fold(false, |bad, bits| bad | (bits & 0x7f == 0x7f)),
+        FileDtype::F8E5m2 => bytes.iter().fold(false, |bad, bits| bad | (bits & 0x7c == 0x7c)),
     };
     if !bad {
         return None;
@@ -360,7 +386,7 @@ fn any_all_ones<const SIZE: usize>(bytes: &[u8], mask: u64) -> bool {
 
 /// Converts every element; false when one became infinite. The lengths match.
 ///
-/// Every element is rounded once: f32 holds the two half types exactly, and an f64 goes to a half type by
+/// Every element is rounded once: f32 holds the smaller types exactly, and an f64 goes to a half type by
 /// [`round_to_odd`].
 fn convert(from: FileDtype, bytes: &[u8], to: SlotDtype, out: &mut [u8]) -> bool {
     match (from, to) {
@@ -373,6 +399,8 @@ fn convert(from: FileDtype, bytes: &[u8], to: SlotDtype, out: &mut [u8]) -> bool
         (FileDtype::F32, _) => narrow::<4>(bytes, to, out, f32::from_le_bytes),
         (FileDtype::F16, _) => narrow::<2>(bytes, to, out, |raw| f16::from_le_bytes(raw).to_f32()),
         (FileDtype::Bf16, _) => narrow::<2>(bytes, to, out, |raw| bf16::from_le_bytes(raw).to_f32()),
+        (FileDtype::F8E4m3, _) => narrow::<1>(bytes, to, out, |[bits]| e4m3(bits)),
+        (FileDtype::F8E5m2, _) => narrow::<1>(bytes, to, out, |[bits]| e5m2(bits)),
     }
 }
 

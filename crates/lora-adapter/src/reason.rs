@@ -297,7 +297,7 @@ pub enum Reason {
         shape: Vec<u64>,
     },
     /// A or B in a dtype that cannot be read.
-    #[error("tensor {tensor}: expected F64, F32, F16 or BF16, found {dtype}")]
+    #[error("tensor {tensor}: expected F64, F32, F16, BF16, F8_E4M3 or F8_E5M2, found {dtype}")]
     UnsupportedDtype {
         /// The tensor.
         tensor: String,

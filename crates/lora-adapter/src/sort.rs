@@ -291,6 +291,8 @@ fn matrix_plan(tensor: &TensorPlan, data_offset: u64) -> Result<MatrixPlan, Reas
         "F32" => FileDtype::F32,
         "F16" => FileDtype::F16,
         "BF16" => FileDtype::Bf16,
+        "F8_E4M3" => FileDtype::F8E4m3,
+        "F8_E5M2" => FileDtype::F8E5m2,
         other => return Err(Reason::UnsupportedDtype { tensor: name(), dtype: other.to_owned() }),
     };
     let sides = match tensor.shape[..] {

@@ -143,6 +143,8 @@ fn view(matrix: &Matrix) -> Result<TensorView<'_>, SafeTensorError> {
         FileDtype::F32 => Dtype::F32,
         FileDtype::F16 => Dtype::F16,
         FileDtype::Bf16 => Dtype::BF16,
+        FileDtype::F8E4m3 => Dtype::F8_E4M3,
+        FileDtype::F8E5m2 => Dtype::F8_E5M2,
     };
     TensorView::new(dtype, vec![matrix.rows(), matrix.cols()], matrix.bytes())
 }

@@ -134,3 +134,38 @@ fn matrices_of_equal_contents_are_equal_whatever_their_name() {
     assert_eq!(one.digest(), blake3::hash(one.bytes()).as_bytes());
     assert_ne!(one, Matrix::from_f32(3, 2, &[0.5; 6]).unwrap());
 }
+
+/// Every value of the 8-bit types against the formula of their standard, and exact in every slot.
+#[test]
+fn eight_bit_types_widen_exactly() {
+    for (dtype, exponent_bits, bias) in [(FileDtype::F8E4m3, 4, 7), (FileDtype::F8E5m2, 5, 15)] {
+        let mantissa_bits = 7 - exponent_bits;
+        for bits in 0..=u8::MAX {
+            let (exponent, mantissa) =
+                (i32::from(bits & 0x7f) >> mantissa_bits, i32::from(bits) & ((1 << mantissa_bits) - 1));
+            let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+            let value = match exponent {
+                0 => fraction * 2f64.powi(1 - bias),
+                _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+            };
+            let value = if bits & 0x80 == 0 { value } else { -value };
+            let is_special = match dtype {
+                FileDtype::F8E4m3 => bits & 0x7f == 0x7f,
+                _ => exponent == 31,
+            };
+            let made = Matrix::from_bytes("m".into(), [1, 1], dtype, Arc::new(vec![bits]), 0..1);
+            if is_special {
+                assert!(matches!(made, Err(MatrixError::NonFinite { .. })), "{dtype} {bits:#x}");
+                continue;
+            }
+            let made = made.unwrap();
+            assert_eq!((made.value(0), f64::from(made.to_f32()[0])), (value, value), "{dtype} {bits:#x}");
+            let f32_bytes = write(&made, SlotDtype::F32).unwrap();
+            assert_eq!(f64::from(f32::from_le_bytes(f32_bytes.try_into().unwrap())), value);
+            let half = write(&made, SlotDtype::F16).unwrap();
+            assert_eq!(f16::from_le_bytes(half.try_into().unwrap()).to_f64(), value);
+            let half = write(&made, SlotDtype::Bf16).unwrap();
+            assert_eq!(bf16::from_le_bytes(half.try_into().unwrap()).to_f64(), value);
+        }
+    }
+}
