@@ -25,6 +25,8 @@ enum Command {
     Score(cli::score::ScoreArgs),
     /// Say what is in an adapter directory and whether it loads.
     Inspect(cli::inspect::InspectArgs),
+    /// Write an adapter that needs the base weights (PiSSA, OLoRA, KaSA) as a plain one.
+    Convert(cli::convert::ConvertArgs),
     /// Say how many bytes a pool of slots takes on a model.
     Plan(cli::plan::PlanArgs),
 }
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => cli::generate::run(args),
         Command::Score(args) => cli::score::run(args),
         Command::Inspect(args) => cli::inspect::run(args),
+        Command::Convert(args) => cli::convert::run(args),
         Command::Plan(args) => cli::plan::run(args),
     };
     match result {

@@ -2,6 +2,7 @@
 
 pub(crate) mod adapters;
 pub(crate) mod bytes;
+pub(crate) mod convert;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plan;

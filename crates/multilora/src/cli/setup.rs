@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use multilora::adapter::{
-    Adapter, Misfit, PrepareOptions, PreparedAdapter, Refusal, exact_slot_dtype, prepare, prepare_with,
+    Adapter, LoadError, Misfit, PrepareOptions, PreparedAdapter, Refusal, exact_slot_dtype, prepare, prepare_with,
 };
 use multilora::engine::checkpoint::{Checkpoint, CheckpointInfo, LoadOptions, WeightDtype};
 use multilora::engine::model::config_shape;
@@ -153,10 +153,7 @@ impl EngineArgs {
             }
             let adapter = adapters::open(directory)
                 .and_then(|adapter| adapters::for_model(adapter, &info.config))
-                .map_err(|error| {
-                    let reasons: Vec<String> = error.located().iter().map(ToString::to_string).collect();
-                    brief(&reasons, error.num_omitted(), directory)
-                })
+                .map_err(|error| loading_refused(&error, directory))
                 .with_context(|| named.context())?;
             for note in adapter.notes() {
                 eprintln!("note: adapter {name:?}: {note}");
@@ -183,7 +180,14 @@ pub(crate) fn only_weights_are_missing(refusal: &Refusal) -> bool {
     refusal.reasons.iter().all(|reason| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. }))
 }
 
-fn refused(refusal: &Refusal, directory: &Path) -> anyhow::Error {
+/// The first reason for which an adapter's files are refused.
+pub(crate) fn loading_refused(error: &LoadError, path: &Path) -> anyhow::Error {
+    let reasons: Vec<String> = error.located().iter().map(ToString::to_string).collect();
+    brief(&reasons, error.num_omitted(), path)
+}
+
+/// The first reason for which an adapter does not fit its model.
+pub(crate) fn refused(refusal: &Refusal, directory: &Path) -> anyhow::Error {
     let reasons: Vec<String> = refusal.reasons.iter().map(ToString::to_string).collect();
     brief(&reasons, 0, directory)
 }
