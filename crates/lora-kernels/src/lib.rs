@@ -6,6 +6,7 @@
 //!
 //! - Activations are f32. A, B and base weights are f32, f16 or bf16 and are widened exactly; sums are f32.
 //! - `h[r] = Σ_k x[k] · A[r][k]` is kept in f32.
+//! - Of an embedding `h[r] = A[token][r]`, widened exactly.
 //! - `y[n] += (scale · scaling) · Σ_r h[r] · B[n][r]`, where the factor is one f32 product. The last multiplication and
 //!   addition may be fused.
 //! - Several entries of one row are added one after the other, in the request's order.

@@ -114,3 +114,39 @@ fn vectors_live_and_leave_with_their_generation() {
     // Other vectors are other contents.
     assert_ne!(with_norm(2.0).content(), with_norm(3.0).content());
 }
+
+/// Whatever a load stops at, no vectors stay behind; the same contents again keep those that are there.
+#[test]
+fn a_failed_load_keeps_no_vectors_and_a_repeated_one_those_of_the_first() {
+    let (pool, control) = test_pool(options(1));
+    let prepared = with_norm(2.0);
+    let vectors = prepared.vectors().clone();
+    for failing in 1..=3 {
+        control.fail_in(failing);
+        pool.load("a", &prepared).unwrap_err();
+        assert_eq!(Arc::strong_count(&vectors), 2, "failure {failing}");
+        assert!(pool.snapshot().resident("a").is_none());
+    }
+    pool.load("a", &prepared).unwrap();
+    assert_eq!(Arc::strong_count(&vectors), 3);
+    pool.load("a", &with_norm(2.0)).unwrap();
+    assert!(Arc::ptr_eq(lease(&pool, "a").vectors().unwrap(), &vectors));
+    // A lease keeps its generation, and with it the vectors.
+    let held = lease(&pool, "a");
+    assert!(pool.evict("a").is_err());
+    drop(held);
+    pool.evict("a").unwrap();
+    assert_eq!(Arc::strong_count(&vectors), 2);
+}
+
+#[test]
+fn options_cover_what_adapters_hold() {
+    let head = Site::Vocabulary { module: Module::LmHead };
+    let adapter = prepare_with(pairs(&[head]), &Ones(shape()), &PrepareOptions::default()).unwrap();
+    let covering = PoolOptions { max_rank: 1, ..options(1) }.covering([&adapter, &small_adapter(1)]);
+    assert_eq!((covering.modules, covering.max_rank), (ModuleSet::DENSE.with(Module::LmHead), 4));
+    assert_eq!(options(1).covering([&small_adapter(1)]), options(1), "nothing is taken away");
+    LoraPool::open(&shape(), covering).unwrap().load("a", &adapter).unwrap();
+    let uncovered = LoraPool::open(&shape(), options(1)).unwrap().load("a", &adapter).unwrap_err();
+    assert!(uncovered.to_string().contains("lm_head"), "{uncovered}");
+}
