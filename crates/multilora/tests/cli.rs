@@ -215,6 +215,39 @@ fn a_gguf_file_is_an_adapter() {
     }
 }
 
+/// Adapters that need the base weights: gains, norms, an initialisation that changed the base, pairs of embedding and head;
+/// all in one batch.
+#[test]
+fn adapters_are_prepared_with_the_weights_of_the_model() {
+    let cases = ["dora_emb", "mts_norm", "lora_bias", "init_pissa", "embed_head_lora"];
+    let directory = tempfile::tempdir().expect("a directory");
+    let requests = directory.path().join("requests.jsonl");
+    let (mut lines, mut expected) = (String::new(), Vec::new());
+    for case in cases {
+        let (ids, logits) = golden_case(case, "logits_adapter");
+        lines.extend(ids.iter().map(|ids| format!("{}\n", json!({"adapter": case, "token_ids": ids}))));
+        expected.extend(logits);
+        let text = stdout(&multilora(&["inspect", &adapter(case), "--model", &model()]));
+        assert!(text.contains("verdict: loads on"), "{text}");
+    }
+    fs::write(&requests, lines).expect("requests");
+    let (model, requests) = (model(), requests.display().to_string());
+    let adapters: Vec<String> = cases.iter().map(|case| format!("--adapter={case}={}", adapter(case))).collect();
+    let mut arguments = vec!["score", "--model", &model, "--requests", &requests];
+    arguments.extend(adapters.iter().map(String::as_str));
+    let answers = json_lines(&multilora(&arguments));
+    assert_eq!(answers.len(), expected.len());
+    for (answer, expected) in answers.iter().zip(&expected) {
+        let found: Vec<Vec<f32>> = serde_json::from_value(answer["logits"].clone()).expect("logits");
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() <= 1e-4, "{}: {found} against {expected}", answer["adapter"]);
+        }
+    }
+    let limited = multilora(&["inspect", &adapter("init_pissa"), "--model", &model, "--max-prepare-seconds", "0"]);
+    assert_eq!(limited.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&limited.stdout).contains("multilora convert"));
+}
+
 /// Links of the hub's cache lead to the contents in its repository's folder, and are followed there only.
 #[cfg(unix)]
 #[test]
@@ -253,6 +286,12 @@ fn plan_counts_the_bytes_of_the_layout() {
     assert!((0.9..=1.0).contains(&shares), "{shares}");
     let text = stdout(&multilora(&["plan", "--model", &model(), "--max-rank", "8", "--slots", "3"]));
     assert!(text.contains("q_proj") && text.contains('█'), "{text}");
+
+    // Embedding and head of 128 tokens and 64 features, rank 8 in bf16.
+    let all = ["--with", "lm_head", "--with", "embed_tokens", "--json"];
+    let all = multilora(&[&["plan", "--model", &model(), "--max-rank", "8", "--slots", "3"], &all[..]].concat());
+    let all = json_lines(&all)[0]["slot_bytes"].as_u64();
+    assert_eq!(all, Some(slot_bytes + 2 * (128 + 64) * 8 * 2));
 }
 
 #[test]
@@ -298,7 +337,9 @@ fn bad_input_is_refused_in_one_line() {
     let no_files = format!("a={}", no_files.path().display());
     score(&good, &["--adapter", &no_files], &["\"a\"", "adapter_config.json"]);
     score(&good, &["--adapter", &format!("a={empty}")], &["\"a\"", "not a GGUF file"]);
-    score(&good, &["--adapter", &format!("a={}", adapter("dora"))], &["\"a\"", "DoRA"]);
+    score(&good, &["--adapter", &format!("a={}", adapter("tti_list"))], &["\"a\"", "trainable tokens"]);
+    let pissa = format!("a={}", adapter("init_pissa"));
+    score(&good, &["--adapter", &pissa, "--max-prepare-seconds", "0"], &["\"a\"", "multilora convert"]);
     let other = golden("adapters/qwen3/all_linear").display().to_string();
     score(&good, &["--adapter", &format!("a={other}")], &["\"a\"", "layer 0"]);
 

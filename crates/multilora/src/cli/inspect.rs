@@ -20,7 +20,7 @@ use multilora::pool::{PoolOptions, packed_layout};
 use super::adapters;
 use super::bytes::show;
 use super::one_line;
-use super::setup::{PrepareArgs, SlotDtypeArg, exact_dtype, load_model, only_weights_are_missing};
+use super::setup::{PrepareArgs, SlotDtypeArg, beyond_weights, exact_dtype, load_model};
 
 /// Options of `multilora inspect`.
 #[derive(Args)]
@@ -38,6 +38,13 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// The model that the adapter should load on, without its weights.
+struct Model<'a> {
+    path: &'a Path,
+    shape: ModelShape,
+    config: ModelConfig,
 }
 
 /// All that is found out about a directory.
@@ -74,7 +81,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let model = match &args.model {
         Some(model) => {
             let config = CheckpointInfo::open(model)?.config;
-            Some((config_shape(&config)?, config))
+            Some(Model { path: model, shape: config_shape(&config)?, config })
         }
         None => None,
     };
@@ -89,14 +96,14 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     Ok(if inspection.loads { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
-fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Inspection {
+fn inspect(args: &InspectArgs, model: Option<&Model<'_>>) -> Inspection {
     let mut inspection = Inspection {
         path: args.adapter.display().to_string(),
         model: args.model.as_deref().map(Path::display).map(|path| path.to_string()),
         ..Inspection::default()
     };
     let opened = adapters::open(&args.adapter).and_then(|adapter| match model {
-        Some((_, config)) => adapters::for_model(adapter, config),
+        Some(model) => adapters::for_model(adapter, &model.config),
         None => Ok(adapter),
     });
     let adapter = match opened {
@@ -110,13 +117,13 @@ fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Ins
         }
     };
     inspection.adapter = Some(adapter.report());
-    let Some((shape, _)) = model else {
+    let Some(model) = model else {
         inspection.loads = true;
         return inspection;
     };
-    match prepared(args, adapter, shape) {
+    match prepared(args, adapter, model) {
         Err(reasons) => inspection.reasons = reasons,
-        Ok(adapter) => match cost(&adapter, shape, args.slot_dtype) {
+        Ok(adapter) => match cost(&adapter, &model.shape, args.slot_dtype) {
             Err(reason) => inspection.reasons = vec![one_line(&reason)],
             Ok(slot) => {
                 inspection.slot = Some(slot);
@@ -128,16 +135,14 @@ fn inspect(args: &InspectArgs, model: Option<&(ModelShape, ModelConfig)>) -> Ins
 }
 
 /// The adapter fitted to the model, or every reason against it.
-fn prepared(args: &InspectArgs, adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, Vec<String>> {
+fn prepared(args: &InspectArgs, adapter: Adapter, model: &Model<'_>) -> Result<PreparedAdapter, Vec<String>> {
     let reasons = |refusal: &Refusal| refusal.reasons.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let refusal = match prepare(adapter.clone(), shape) {
+    match prepare(adapter.clone(), &model.shape).map_err(beyond_weights) {
         Ok(prepared) => return Ok(prepared),
-        Err(refusal) => refusal,
-    };
-    let Some(path) = args.model.as_deref().filter(|_| only_weights_are_missing(&refusal)) else {
-        return Err(reasons(&refusal));
-    };
-    let (model, _) = load_model(path, None).map_err(|error| vec![one_line(&error)])?;
+        Err(Some(refusal)) => return Err(reasons(&refusal)),
+        Err(None) => {}
+    }
+    let (model, _) = load_model(model.path, None).map_err(|error| vec![one_line(&error)])?;
     prepare_with(adapter, &model, &args.preparing.options()).map_err(|refusal| reasons(&refusal))
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use multilora::engine::checkpoint::CheckpointInfo;
@@ -32,12 +32,33 @@ pub(crate) struct PlanArgs {
     /// Element type of A and B in the pool.
     #[arg(long, value_enum, default_value = "bf16")]
     slot_dtype: SlotDtypeArg,
+    /// A module that every slot has room for besides attention and dense MLP. May be given several times.
+    #[arg(long = "with", value_enum, value_name = "MODULE")]
+    with: Vec<VocabularyModule>,
     /// Memory to fill, such as 2GiB: says how many adapters fit.
     #[arg(long, value_name = "BYTES")]
     budget: Option<Bytes>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// The modules that only some adapters have pairs for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum VocabularyModule {
+    #[value(name = "embed_tokens")]
+    EmbedTokens,
+    #[value(name = "lm_head")]
+    LmHead,
+}
+
+impl From<VocabularyModule> for Module {
+    fn from(module: VocabularyModule) -> Self {
+        match module {
+            VocabularyModule::EmbedTokens => Module::EmbedTokens,
+            VocabularyModule::LmHead => Module::LmHead,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -81,7 +102,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
 fn plan(args: &PlanArgs) -> Result<Plan> {
     let info = CheckpointInfo::open(&args.model)?;
     let shape = config_shape(&info.config)?;
-    let options = LayoutOptions { modules: ModuleSet::DENSE, max_rank: args.max_rank, dtype: args.slot_dtype.into() };
+    let modules = args.with.iter().copied().map(Module::from).fold(ModuleSet::DENSE, ModuleSet::with);
+    let options = LayoutOptions { modules, max_rank: args.max_rank, dtype: args.slot_dtype.into() };
     let layout = SlotLayout::new(&shape, options)?;
 
     let pool = FixedStride::new(layout, args.slots as usize)?;
@@ -129,7 +151,7 @@ fn print(out: &mut impl Write, plan: &Plan) -> std::io::Result<()> {
     let widest = plan.modules.iter().map(|module| module.bytes).max().unwrap_or(1).max(1);
     for module in &plan.modules {
         let bar = "█".repeat((40.0 * module.bytes as f64 / widest as f64).ceil() as usize);
-        writeln!(out, "{:>10} {:>10} {:>5.1} %  {bar}", module.module, show(module.bytes), 100.0 * module.share)?;
+        writeln!(out, "{:>12} {:>10} {:>5.1} %  {bar}", module.module, show(module.bytes), 100.0 * module.share)?;
     }
     Ok(())
 }

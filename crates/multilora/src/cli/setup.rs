@@ -158,9 +158,8 @@ impl EngineArgs {
             for note in adapter.notes() {
                 eprintln!("note: adapter {name:?}: {note}");
             }
-            if let Err(refusal) = prepare(adapter.clone(), &shape)
-                && !only_weights_are_missing(&refusal)
-            {
+            let refusal = prepare(adapter.clone(), &shape).err().and_then(beyond_weights);
+            if let Some(refusal) = refusal {
                 return Err(refused(&refusal, directory)).with_context(|| named.context());
             }
             adapters.push((named, adapter));
@@ -175,9 +174,11 @@ impl NamedAdapter {
     }
 }
 
-/// Whether a refusal says nothing but that the base weights are needed.
-pub(crate) fn only_weights_are_missing(refusal: &Refusal) -> bool {
-    refusal.reasons.iter().all(|reason| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. }))
+/// What a refusal says beside that the base weights are needed; none where they are all that is missing.
+pub(crate) fn beyond_weights(refusal: Refusal) -> Option<Refusal> {
+    let needs_weights = |reason: &Misfit| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. });
+    let reasons: Vec<Misfit> = refusal.reasons.into_iter().filter(|reason| !needs_weights(reason)).collect();
+    (!reasons.is_empty()).then_some(Refusal { reasons })
 }
 
 /// The first reason for which an adapter's files are refused.
