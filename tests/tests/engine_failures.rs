@@ -1,11 +1,12 @@
 //! What the engine refuses, and that a refusal changes nothing.
 
 use conformance::engines::{back_ends, bits, golden_engine, load_adapter, load_model, named, open_pool, small_options};
-use conformance::golden::model_dir;
+use conformance::golden::{adapter_dir, model_dir};
+use lora_adapter::{Adapter, BaseWeights, PrepareOptions, prepare_with};
 use lora_math::selection::SelectionError;
-use lora_math::{AdapterSelection, SlotId};
+use lora_math::{AdapterSelection, ModelShape, NormSite, Site, SlotId};
 use lora_pool::PoolError;
-use model_engine::{Engine, EngineError, EngineOptions, LogitsFor, SequenceId, StepInput};
+use model_engine::{Engine, EngineError, EngineOptions, LogitsFor, SequenceId, StepInput, TransformerModel};
 
 fn options() -> EngineOptions {
     let [_, (_, kernels)] = back_ends();
@@ -180,4 +181,52 @@ fn a_pool_of_another_model_is_refused() {
         let error = Engine::new(load_model(&model_dir("llama")), None, &options).unwrap_err();
         assert!(matches!(error, EngineError::Option { option: found, .. } if found == option), "{error}");
     }
+}
+
+/// A base that has everything of another, and norms of the heads besides.
+struct WithHeadNorms<'a>(&'a TransformerModel);
+
+impl BaseWeights for WithHeadNorms<'_> {
+    fn shape(&self) -> &ModelShape {
+        self.0.shape()
+    }
+
+    fn read_rows(&self, site: Site, first_row: usize, rows: &mut [f32]) -> bool {
+        self.0.read_rows(site, first_row, rows)
+    }
+
+    fn bias(&self, site: Site) -> Option<Vec<f32>> {
+        self.0.bias(site)
+    }
+
+    fn norm(&self, site: NormSite) -> Option<Vec<f32>> {
+        self.0.norm(site).or_else(|| Some(vec![1.0; 64]))
+    }
+}
+
+/// Pairs alone do not tell two models apart: an adapter whose norms have no place here is refused before its first token.
+#[test]
+fn norms_of_another_model_are_refused_and_leave_no_lease() {
+    let model = load_model(&model_dir("llama"));
+    let directory = tempfile::tempdir().expect("a directory");
+    let case = adapter_dir("llama", "mts_norm");
+    std::fs::copy(case.join("adapter_config.json"), directory.path().join("adapter_config.json")).expect("a copy");
+    // One norm of a layer becomes a norm over the heads of q.
+    let bytes = std::fs::read(case.join("adapter_model.safetensors")).expect("tensors");
+    let header_end = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let header = std::str::from_utf8(&bytes[8..header_end]).expect("a header");
+    let header = header.replace("layers.0.input_layernorm", "layers.0.self_attn.q_norm");
+    let length = (header.len() as u64).to_le_bytes();
+    let file = [&length, header.as_bytes(), &bytes[header_end..]].concat();
+    std::fs::write(directory.path().join("adapter_model.safetensors"), file).expect("a file");
+
+    let adapter = Adapter::open(directory.path()).expect("an adapter");
+    let prepared = prepare_with(adapter, &WithHeadNorms(&model), &PrepareOptions::default()).expect("fits that model");
+    let pool = open_pool(model.shape(), &[("a".to_owned(), prepared)]);
+    let mut engine = Engine::new(model, Some(pool.clone()), &options()).expect("an engine");
+    let error = engine.add_sequence(&named("a")).unwrap_err();
+    let place = "layer 0 q_norm".to_owned();
+    assert_eq!(error, EngineError::VectorPlace { place, expected: None, found: 64 });
+    assert!(!error.is_retryable());
+    assert_eq!((pool.snapshot().num_leases(), engine.sequences().count()), (0, 0));
 }

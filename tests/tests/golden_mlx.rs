@@ -2,12 +2,12 @@
 
 use conformance::engines::{back_ends, load_model, named, open_pool, small_options};
 use conformance::golden::{DENSE_BOUND, TensorFile, golden_dir, largest_difference, model_dir};
-use lora_adapter::{Adapter, prepare};
+use lora_adapter::{Adapter, PrepareOptions, prepare_with};
 use lora_math::AdapterSelection;
 use model_engine::Engine;
 use model_engine::score::{ScoreRequest, score};
 
-const CASES: [&str; 2] = ["default", "keys_1layer"];
+const CASES: [&str; 4] = ["default", "dora", "embed", "keys_1layer"];
 
 #[test]
 fn adapters_give_the_logits_of_mlx() {
@@ -15,7 +15,7 @@ fn adapters_give_the_logits_of_mlx() {
         let model = load_model(&model_dir("llama"));
         let adapters = CASES.map(|case| {
             let adapter = Adapter::open(&golden_dir().join("mlx/llama").join(case)).expect(case);
-            (case.to_owned(), prepare(adapter, model.shape()).expect(case))
+            (case.to_owned(), prepare_with(adapter, &model, &PrepareOptions::default()).expect(case))
         });
         let pool = open_pool(model.shape(), &adapters);
         let mut engine = Engine::new(model, Some(pool), &small_options(2, kernels)).expect("an engine");
@@ -36,7 +36,7 @@ fn adapters_give_the_logits_of_mlx() {
                 }
             }
             let found = score(&mut engine, &requests).expect("logits");
-            assert_eq!(found.len(), 4 * 3);
+            assert_eq!(found.len(), CASES.len() * 2 * 3);
             for ((found, expected), request) in found.iter().zip(&expected).zip(&requests) {
                 let difference = largest_difference(found, expected);
                 let who = &request.selection;
