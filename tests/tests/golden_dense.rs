@@ -1,5 +1,5 @@
-//! Dense models with everything that adapters of such models can hold: logits of transformers and PEFT, alone and in mixed batches, by
-//! prefill and by decode.
+//! Dense models with everything that adapters of such models can hold: logits of transformers and PEFT, alone and in mixed
+//! batches, by prefill and by decode.
 
 use conformance::engines::{back_ends, golden_engine, load_model, load_prepared, named, small_options};
 use conformance::golden::{

@@ -24,12 +24,14 @@ pub trait LoraKernels: Send + Sync {
         h: &mut ShrinkBuffer,
     ) -> Result<(), KernelError>;
 
-    /// h = A[token of the row] for every entry of the step: the shrink of an embedding, whose A lies `[vocab_size, rank]` and
-    /// whose `in_features` are the vocabulary. `token_ids` has one for each row of the step, padding included; those of rows
-    /// without entries are not read. The [`expand`](Self::expand) of the same site adds it to the embedded rows.
+    /// h = A\[token of the row\] for every entry of the step: the shrink of an embedding, whose A lies
+    /// `[vocab_size, rank]` and whose `in_features` are the vocabulary. `token_ids` has one for each row of the step,
+    /// padding included; those of rows without entries are not read. The [`expand`](Self::expand) of the same site adds
+    /// it to the embedded rows.
     ///
     /// # Errors
-    /// [`KernelError::TokenOutOfRange`] for a token past the vocabulary, and what a shrink is refused for; h is not written.
+    /// [`KernelError::TokenOutOfRange`] for a token past the vocabulary, and what a shrink is refused for; h is not
+    /// written.
     fn gather(
         &self,
         table: &SlotTable<'_>,
@@ -76,8 +78,8 @@ pub struct DeltaRun<'t, 's> {
     pub sites: &'s [SiteRef],
 }
 
-/// [`LoraKernels::gather`] for memory that this process reads: a copy of a few values for each entry, which leaves nothing
-/// for threads or SIMD, so both back ends take it.
+/// [`LoraKernels::gather`] for memory that this process reads: a copy of a few values for each entry, which leaves
+/// nothing for threads or SIMD, so both back ends take it.
 pub(crate) fn gather(
     table: &SlotTable<'_>,
     rows: &StepRows,

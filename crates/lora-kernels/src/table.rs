@@ -40,9 +40,9 @@ impl<'a> SlotTable<'a> {
     /// # Safety
     /// For as long as `'a` and for every slot that an operation with this table names (through a step's rows or a run):
     /// - the slot's row of the table is readable, 8-byte aligned, and not written;
-    /// - where an entry's rank is not 0, its A `[rank, in_features]` (of an embedding `[in_features, rank]`) and B `[out_features, rank]` of `dtype` are
-    ///   readable and not written, each aligned to its element, where `in_features` and `out_features` are those of
-    ///   the [`SiteRef`] with which the operation names the entry's column.
+    /// - where an entry's rank is not 0, its A `[rank, in_features]` (of an embedding `[in_features, rank]`) and B
+    ///   `[out_features, rank]` of `dtype` are readable and not written, each aligned to its element, where `in_features`
+    ///   and `out_features` are those of the [`SiteRef`] with which the operation names the entry's column.
     ///
     /// Other slots' rows and contents may be written at any time. A pool's leases give this.
     pub unsafe fn from_raw(entries: *const SiteEntry, num_slots: usize, num_sites: usize, dtype: SlotDtype) -> Self {

@@ -1,13 +1,13 @@
 //! Where A and B of every projection of a layer stand in a slot image: the one walk.
 //!
-//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; behind the layers embedding and head;
-//! at a site first A, then B; each at the next multiple of [`ALIGNMENT`]. A of the embedding lies transposed,
-//! `[vocab_size, rank]`, since it is read by token. [`SlotLayout::new`] is the only place that walks; a packed layout re-places the
-//! same sites at other ranks.
+//! The walk is frozen: layers ascending; in a layer, modules in the order of [`Module`]; behind the layers embedding
+//! and head; at a site first A, then B; each at the next multiple of [`ALIGNMENT`]. A of the embedding lies transposed,
+//! `[vocab_size, rank]`, since it is read by token. [`SlotLayout::new`] is the only place that walks; a packed layout
+//! re-places the same sites at other ranks.
 //!
-//! Experts have no place in a slot at fixed stride, where every adapter would pay for all of them at the largest rank; a set
-//! of modules that names one of them is refused. Embedding and head are laid out where the set names them; every slot then
-//! pays for them.
+//! Experts have no place in a slot at fixed stride, where every adapter would pay for all of them at the largest rank;
+//! a set of modules that names one of them is refused. Embedding and head are laid out where the set names them; every
+//! slot then pays for them.
 
 use thiserror::Error;
 

@@ -11,8 +11,8 @@ pub struct PoolOptions {
     /// The largest rank that a site may have.
     pub max_rank: usize,
     /// The modules that a slot covers, as far as the model carries them: projections of layers, embedding and head, no
-    /// experts. Every slot has room for all of them at the largest rank, so embedding and head are worth naming only where
-    /// adapters have pairs for them; see [`covering`](Self::covering).
+    /// experts. Every slot has room for all of them at the largest rank, so embedding and head are worth naming only
+    /// where adapters have pairs for them; see [`covering`](Self::covering).
     pub modules: ModuleSet,
     /// Element type of every A and B in the pool.
     pub dtype: SlotDtype,

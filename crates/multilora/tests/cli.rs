@@ -215,8 +215,8 @@ fn a_gguf_file_is_an_adapter() {
     }
 }
 
-/// Adapters that need the base weights: gains, norms, an initialisation that changed the base, pairs of embedding and head;
-/// all in one batch.
+/// Adapters that need the base weights: gains, norms, an initialisation that changed the base, pairs of embedding and
+/// head; all in one batch.
 #[test]
 fn adapters_are_prepared_with_the_weights_of_the_model() {
     let cases = ["dora_emb", "mts_norm", "lora_bias", "init_pissa", "embed_head_lora"];

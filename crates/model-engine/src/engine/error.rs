@@ -93,8 +93,8 @@ pub enum EngineError {
         /// Features in the pool's layout.
         found: Features,
     },
-    /// A gain, a shift or norm weights of the adapter are for a place that the model lacks, or of another length: the adapter
-    /// was prepared for another model.
+    /// A gain, a shift or norm weights of the adapter are for a place that the model lacks, or of another length: the
+    /// adapter was prepared for another model.
     #[error("the adapter is not for this model: a vector of {found} at {place}, the model has {}", length(.expected))]
     VectorPlace {
         /// The site or the norm, in words.

@@ -1,7 +1,8 @@
 //! Rows whose adapter changes more than it adds: gains and shifts of outputs, and norms of its own.
 //!
-//! A sequence looks the vectors of its adapter up once, into a table of the model's places. A step lists the rows that have
-//! such a table, one range for each sequence, so rows without any are not touched and a step without any does nothing here.
+//! A sequence looks the vectors of its adapter up once, into a table of the model's places. A step lists the rows that
+//! have such a table, one range for each sequence, so rows without any are not touched and a step without any does
+//! nothing here.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! From the command line to an engine: the base model, its pool of adapters, and what both must agree on.
 //!
-//! Everything small is checked before anything large is read: adapters are opened and compared with the model's shape before
-//! its weights are loaded. What needs the weights is prepared with them.
+//! Everything small is checked before anything large is read: adapters are opened and compared with the model's shape
+//! before its weights are loaded. What needs the weights is prepared with them.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -212,7 +212,8 @@ impl Opened<'_> {
         load_model(&self.args.model, self.args.weight_dtype.map(WeightDtype::from))
     }
 
-    /// Prepares every adapter with the model's weights, opens a pool in which all of them are resident, and an engine on it.
+    /// Prepares every adapter with the model's weights, opens a pool in which all of them are resident, and an engine
+    /// on it.
     pub(crate) fn engine(&self, model: TransformerModel, size: EngineSize) -> Result<Engine> {
         let pool = if self.adapters.is_empty() { None } else { Some(self.pool(&model)?) };
         let options = EngineOptions {
