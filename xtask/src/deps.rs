@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("multilora", &["model-engine", "lora-pool", "lora-kernels", "lora-adapter", "lora-math"]),
     ("conformance", &["multilora", "model-engine", "lora-pool", "lora-kernels", "lora-adapter", "lora-math"]),
     ("xtask", &[]),
+    ("cuda-standin", &[]),
 ];
 
 /// All that lora-math may reach, whatever the path, to build and to run: it promises no GPU, no I/O, no threads and no C
