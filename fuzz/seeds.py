@@ -30,16 +30,16 @@ def shortened(weights: bytes) -> bytes:
     return weights[: end + 64]
 
 
-def safetensors(tensors: dict[str, list[int]]) -> bytes:
-    """A safetensors file of zeros in bf16."""
+def safetensors(tensors: dict[str, list[int]], dtypes: tuple[str, ...] = ("BF16",)) -> bytes:
+    """A safetensors file of zeros; the tensors take turns with the dtypes."""
     header, end = {}, 0
-    for name, shape in tensors.items():
-        begin = end
-        num_elements = 1
+    for index, (name, shape) in enumerate(tensors.items()):
+        begin, dtype = end, dtypes[index % len(dtypes)]
+        num_bytes = {"F8_E4M3": 1, "F8_E5M2": 1, "BF16": 2}[dtype]
         for size in shape:
-            num_elements *= size
-        end += 2 * num_elements
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+            num_bytes *= size
+        end += num_bytes
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text)) + text + bytes(end)
 
@@ -83,6 +83,9 @@ def put_safetensors() -> None:
         ("mlx", mlx, mlx_tensors),
     ]:
         put("safetensors", name, json.dumps(config).encode() + b"\n----\n" + safetensors(tensors))
+    dense = {name: shape for name, shape in swapped.items() if "self_attn" in name}
+    eight_bits = safetensors(dense, ("F8_E4M3", "F8_E5M2"))
+    put("safetensors", "eight_bits", json.dumps(peft).encode() + b"\n----\n" + eight_bits)
 
 
 def gguf_text(text: str) -> bytes:
