@@ -40,6 +40,12 @@ extern "C" __global__ void write_one_more(float* y, int n) {
 }
 SIMT_KERNEL(write_one_more)
 
+// All blocks write the same places.
+extern "C" __global__ void write_one_place(float* y, int n) {
+    if (int(threadIdx.x) < n) y[threadIdx.x] = float(blockIdx.x);
+}
+SIMT_KERNEL(write_one_place)
+
 // A struct by value beside a byte, so that sizes are those of the signature.
 struct Mixed {
     int first;

@@ -86,7 +86,9 @@ using namespace standin;
 EXPORT int cuInit(unsigned flags) {
     if (flags != 0) return INVALID_VALUE;
     if (option("STANDIN_NO_DEVICE")) return NO_DEVICE;
+    std::unique_lock<std::recursive_mutex> lock(driver().mutex);
     driver().initialised = true;
+    driver().streams.insert(&driver().thread_stream);
     return SUCCESS;
 }
 

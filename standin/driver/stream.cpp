@@ -84,7 +84,6 @@ Result run_until(Stream* stream, uint64_t position) {
 
 Result run_all() {
     Result result = run_until(&driver().null_stream, UINT64_MAX);
-    if (Result one = run_until(&driver().thread_stream, UINT64_MAX)) result = one;
     for (Stream* stream : std::vector<Stream*>(driver().streams.begin(), driver().streams.end())) {
         if (Result one = run_until(stream, UINT64_MAX)) result = one;
     }
@@ -128,6 +127,7 @@ EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 EXPORT int cuStreamDestroy_v2(void* handle) {
     STANDIN_STREAM(handle);
+    if (stream == &driver().null_stream || stream == &driver().thread_stream) return INVALID_HANDLE;
     // What is queued still runs, and events that point here are done then.
     Result result = run_until(stream, UINT64_MAX);
     for (Event* event : driver().events) {
@@ -249,7 +249,7 @@ EXPORT int cuStreamWaitEvent(void* handle, Event* event, unsigned) {
     Stream* other = event->stream;
     uint64_t position = event->position;
     return enqueue(stream, [=] {
-        bool exists = stream_of(other) == other || other == &driver().null_stream || other == &driver().thread_stream;
+        bool exists = other == &driver().null_stream || driver().streams.count(other) != 0;
         return exists ? run_until(other, position) : SUCCESS;
     });
 }

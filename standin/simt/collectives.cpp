@@ -155,7 +155,7 @@ void warp_collective(Collective kind, uint32_t mask, Exchange& exchange, const c
     for (Meeting& candidate : warp.meetings) {
         if (!candidate.open || (candidate.mask & mask) == 0) continue;
         if (candidate.mask != mask || candidate.kind != kind || candidate.line != line ||
-            __builtin_strcmp(candidate.file, file) != 0) {
+            (candidate.file != file && __builtin_strcmp(candidate.file, file) != 0)) {
             fail(Fault::Lanes, "%s at %s:%d with mask 0x%08x, while lanes %s wait in %s at %s:%d with mask 0x%08x",
                  name_of(kind), file, line, mask, lanes_text(candidate.arrived).c_str(), name_of(candidate.kind),
                  candidate.file, candidate.line, candidate.mask);

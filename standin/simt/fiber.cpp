@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <sys/mman.h>
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(SIMT_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -57,7 +57,7 @@ const void* scheduler_bottom = nullptr;
 size_t scheduler_bytes = 0;
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
 // Saves what the System V ABI lets a callee keep, swaps stacks, and returns on the other one.
 extern "C" void simt_switch(void** save, void* load);
 asm(R"(

@@ -261,7 +261,8 @@ int block_barrier(Vote vote, int predicate, const char* file, int line) {
         block.vote_result = vote == Vote::And;
         block.barrier_file = file;
         block.barrier_line = line;
-    } else if (block.barrier_line != line || block.vote != vote || std::strcmp(block.barrier_file, file) != 0) {
+    } else if (block.barrier_line != line || block.vote != vote ||
+               (block.barrier_file != file && std::strcmp(block.barrier_file, file) != 0)) {
         fail(Fault::Divergence, "divergent barrier: at %s:%d, while %s at the one at %s:%d", file, line,
              (threads_text(block.num_waiting) + " wait").c_str(), block.barrier_file, block.barrier_line);
     }

@@ -4,7 +4,7 @@ mod compile;
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use compile::Compiler;
 pub use compile::{BuildError, Variant};
@@ -120,21 +120,48 @@ pub fn on_device(test: &str, library: &str, sources: &[PathBuf], modes: &[Mode],
         println!("on the stand-in: {test}");
         return body();
     }
-    let program = env::current_exe().expect("the test program has a path");
     for mode in modes {
-        let folder = build_library(mode.variant, library, sources).unwrap_or_else(|error| panic!("{error}"));
-        let mut child = Command::new(&program);
-        child.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
-        child.env("LD_LIBRARY_PATH", &folder);
-        mode.set_up(&mut child);
-        if let Some(library) = sanitizer_library(mode.variant) {
-            child.env("LD_PRELOAD", library);
-        }
-        let output = child.output().expect("the test program runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{test} in {mode:?}: {}\n{text}", output.status);
-        assert!(text.contains(&format!("on the stand-in: {test}")), "no test of this program is called {test}");
+        let (status, text) = child(test, library, sources, *mode);
+        assert!(status.success(), "{test} in {mode:?}: {status}\n{text}");
     }
+}
+
+/// As [`on_device`] in one mode, for a body that the mode must stop: how the child ended and what it wrote; nothing in
+/// the child itself.
+///
+/// # Panics
+///
+/// When the library does not build.
+pub fn outcome_on_device(
+    test: &str,
+    library: &str,
+    sources: &[PathBuf],
+    mode: Mode,
+    body: impl FnOnce(),
+) -> Option<(ExitStatus, String)> {
+    if env::var_os(INSIDE).is_some() {
+        println!("on the stand-in: {test}");
+        body();
+        return None;
+    }
+    Some(child(test, library, sources, mode))
+}
+
+fn child(test: &str, library: &str, sources: &[PathBuf], mode: Mode) -> (ExitStatus, String) {
+    let program = env::current_exe().expect("the test program has a path");
+    let folder = build_library(mode.variant, library, sources).unwrap_or_else(|error| panic!("{error}"));
+    let mut child = Command::new(program);
+    child.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    child.env("LD_LIBRARY_PATH", &folder);
+    mode.set_up(&mut child);
+    if let Some(library) = sanitizer_library(mode.variant) {
+        child.env("LD_PRELOAD", library);
+    }
+    let output = child.output().expect("the test program runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    // A name that no test has would run nothing and pass.
+    assert!(text.contains(&format!("on the stand-in: {test}")), "no test of this program is called {test}\n{text}");
+    (output.status, text)
 }
 
 /// The sanitizer's runtime, which must be in the process first when a library and not the program has it.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cuda_standin::{Mode, on_device, sources_in};
+use cuda_standin::{Mode, on_device, outcome_on_device, sources_in};
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags_enum, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg, result, sys};
 use cudarc::nvrtc::Ptx;
@@ -262,5 +262,69 @@ fn a_report_of_the_emulation_is_an_error_of_the_driver() {
         // SAFETY: the vector lies inside `x`; that it is not aligned is what is tested.
         unsafe { stream.launch_builder(&kernel).arg(&x).arg(&mut y).launch(ONE_BLOCK) }.unwrap();
         assert_eq!(code(stream.synchronize()), CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
+    });
+}
+
+#[test]
+fn sanitizers_see_into_kernels_under_cudarc() {
+    let test = "sanitizers_see_into_kernels_under_cudarc";
+    // The modes' kernels in turn: each has its own fault, and the child runs both.
+    for (mode, words) in [(Mode::ADDRESS, "heap-buffer-overflow"), (Mode::BLOCKS, "data race")] {
+        let outcome = outcome_on_device(test, "checks", &sources(), mode, || {
+            let (_context, stream, kernel) =
+                open(if child_has_address_sanitizer() { "write_one_more" } else { "write_one_place" });
+            let mut y = stream.alloc_zeros::<f32>(20).unwrap();
+            let n = 20_i32;
+            let two_blocks = LaunchConfig { grid_dim: (2, 1, 1), ..ONE_BLOCK };
+            // SAFETY: what is wrong with the kernel is what the sanitizer must find.
+            unsafe { stream.launch_builder(&kernel).arg(&mut y).arg(&n).launch(two_blocks) }.unwrap();
+            stream.synchronize().unwrap();
+        });
+        let Some((status, text)) = outcome else { return };
+        assert!(!status.success() && text.contains(words), "{mode:?}: {status}\n{text}");
+    }
+}
+
+/// Whether this process runs under the address sanitizer; the thread sanitizer otherwise.
+fn child_has_address_sanitizer() -> bool {
+    std::env::var("LD_PRELOAD").is_ok_and(|library| library.contains("asan"))
+}
+
+#[test]
+fn a_machine_without_a_device_says_so() {
+    on_device("a_machine_without_a_device_says_so", "checks", &sources(), &LATE, || {
+        // SAFETY: the only thread of a child that has called nothing of CUDA yet.
+        unsafe { std::env::set_var("STANDIN_NO_DEVICE", "1") };
+        assert_eq!(code(CudaContext::new(0).map(drop)), CUresult::CUDA_ERROR_NO_DEVICE);
+    });
+}
+
+#[test]
+fn a_capture_takes_in_streams_that_wait_and_come_back() {
+    on_device("a_capture_takes_in_streams_that_wait_and_come_back", "checks", &sources(), &LATE, || {
+        let (context, stream, kernel) = open("add_scaled");
+        let side = context.new_stream().unwrap();
+        let x = stream.clone_htod(&[1.0_f32; 8]).unwrap();
+        let mut y = stream.alloc_zeros::<f32>(8).unwrap();
+        stream.synchronize().unwrap();
+        let flags = CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let (scale, n) = (1.0_f32, 8_i32);
+        for joins in [true, false] {
+            let (fork, join) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            fork.record(&stream).unwrap();
+            side.wait(&fork).unwrap();
+            // SAFETY: 8 values each.
+            unsafe { side.launch_builder(&kernel).arg(&x).arg(&mut y).arg(&scale).arg(&n).launch(ONE_BLOCK) }.unwrap();
+            if joins {
+                join.record(&side).unwrap();
+                stream.wait(&join).unwrap();
+                stream.end_capture(flags).unwrap().unwrap().launch().unwrap();
+                assert_eq!(stream.clone_dtoh(&y).unwrap(), [1.0; 8]);
+            } else {
+                let ended = stream.end_capture(flags).map(drop);
+                assert_eq!(code(ended), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+            }
+        }
     });
 }

@@ -84,11 +84,10 @@ fn tensor_cores_multiply_tiles() {
         let mut random = StdRng::seed_from_u64(5);
         for name in ["multiply_bf16", "multiply_f16", "multiply_ldmatrix"] {
             let (stream, kernel) = open(name);
-            let (to_bits, to_f64): (fn(f32) -> u16, fn(u16) -> f64) = if name == "multiply_f16" {
-                (|v| f16::from_f32(v).to_bits(), |bits| f16::from_bits(bits).to_f64())
-            } else {
-                (|v| bf16::from_f32(v).to_bits(), |bits| bf16::from_bits(bits).to_f64())
-            };
+            let is_f16 = name == "multiply_f16";
+            let to_bits = |v: f32| if is_f16 { f16::from_f32(v).to_bits() } else { bf16::from_f32(v).to_bits() };
+            let to_f64 =
+                |bits: u16| if is_f16 { f16::from_bits(bits).to_f64() } else { bf16::from_bits(bits).to_f64() };
             let mut draw = |n: usize| -> Vec<f32> { (0..n).map(|_| random.random_range(-2.0..2.0)).collect() };
             let a: Vec<u16> = draw(256).into_iter().map(to_bits).collect();
             let b: Vec<u16> = draw(128).into_iter().map(to_bits).collect();
