@@ -1,5 +1,5 @@
-/* Warps: a shuffle that half of the lanes do not come to, one that reads a lane outside its mask, and memory that lanes
-   hand over with a shuffle where __syncwarp is needed. */
+/* Warps: a shuffle that half of the lanes do not come to because they have returned or wait elsewhere, one that reads a
+   lane outside its mask, and memory that lanes hand over with a shuffle where __syncwarp is needed. */
 #include "cases.h"
 
 extern "C" __global__ void missing_lanes_fault(float* out) {
@@ -20,6 +20,24 @@ FAULT_CASE(missing_lanes) {
     Buffer<float> out(1);
     launch(kernel, 1, 32, 0, out.get());
     return near(out[0], 120);
+}
+
+extern "C" __global__ void waiting_elsewhere_fault(float* out) {
+    float value = 1;
+    if (threadIdx.x < 16) value += __shfl_xor_sync(0xffffffffu, value, 8);
+    __syncthreads();
+    out[threadIdx.x] = value;
+}
+extern "C" __global__ void waiting_elsewhere_twin(float* out) {
+    float value = 1, other = __shfl_xor_sync(0xffffffffu, value, 8);
+    if (threadIdx.x < 16) value += other;
+    __syncthreads();
+    out[threadIdx.x] = value;
+}
+FAULT_CASE(waiting_elsewhere) {
+    Buffer<float> out(64);
+    launch(kernel, 1, 64, 0, out.get());
+    return near(out[0], 2) && near(out[16], 1) && near(out[63], 1);
 }
 
 extern "C" __global__ void lane_outside_fault(float* out) {

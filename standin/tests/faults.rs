@@ -27,6 +27,7 @@ const CASES: &[(&str, [Option<Shown>; 4])] = &[
     ("divergent_barrier", [DIVERGENT; 4]),
     ("exited_thread", [EXITED; 4]),
     ("missing_lanes", [MISSING; 4]),
+    ("waiting_elsewhere", [ELSEWHERE; 4]),
     ("lane_outside", [OUTSIDE; 4]),
     ("missing_syncwarp", [None, None, RACE, None]),
     ("early_read", [Some(Wrong), Some(Wrong), Some(Wrong), Some(Wrong)]),
@@ -46,6 +47,7 @@ const HEAP: Option<Shown> = Some(Sanitizer("heap-buffer-overflow"));
 const DIVERGENT: Option<Shown> = Some(Report("divergent barrier"));
 const EXITED: Option<Shown> = Some(Report("returned, while 40 threads wait at the barrier"));
 const MISSING: Option<Shown> = Some(Report("lanes 0x0000ffff wait for it"));
+const ELSEWHERE: Option<Shown> = Some(Report("deadlock: 48 threads at the barrier"));
 const OUTSIDE: Option<Shown> = Some(Report("lane 7 reads lane 8, which is not in mask 0x000000ff"));
 const MISALIGNED: Option<Shown> = Some(Report("load of 16 bytes"));
 
@@ -78,7 +80,10 @@ fn faults_are_caught_and_twins_pass() {
             let (output, text) = run(&program, mode, &[case, "fault"]);
             let caught = match shown {
                 Wrong => output.status.code() == Some(1),
-                Report(words) => output.status.code() == Some(3) && text.contains(words),
+                Report(words) => {
+                    let head = format!("simt: kernel {case}_fault, block (0,0,0), ");
+                    output.status.code() == Some(3) && text.contains(&head) && text.contains(words)
+                }
                 Sanitizer(words) => !output.status.success() && text.contains(words),
             };
             if !caught {
