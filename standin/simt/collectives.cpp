@@ -52,7 +52,7 @@ float part_of(Collective kind, uint32_t pair, int which) {
 
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": group = lane / 4, t = lane % 4.
 void multiply(Collective kind, Exchange* const lanes[32]) {
-    float a[16][16], b[16][8];
+    double a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < 32; lane++) {
         int group = lane / 4, t = lane % 4;
         for (int half = 0; half < 2; half++) {
@@ -61,16 +61,17 @@ void multiply(Collective kind, Exchange* const lanes[32]) {
             }
             for (int i = 0; i < 2; i++) b[2 * t + half + 8 * i][group] = part_of(kind, lanes[lane]->b[i], half);
         }
+        for (int i = 0; i < 4; i++) d[group + 8 * (i / 2)][2 * t + i % 2] = lanes[lane]->c[i];
+    }
+    // Products of 16-bit floats are exact in f64; the device's own order within 16 is not documented.
+    for (int row = 0; row < 16; row++) {
+        for (int k = 0; k < 16; k++) {
+            for (int column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
+        }
     }
     for (int lane = 0; lane < 32; lane++) {
         int group = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; i++) {
-            int row = group + 8 * (i / 2), column = 2 * t + i % 2;
-            // Products of 16-bit floats are exact in f64; the device's own order within 16 is not documented.
-            double sum = lanes[lane]->c[i];
-            for (int k = 0; k < 16; k++) sum += double(a[row][k]) * double(b[k][column]);
-            lanes[lane]->c[i] = float(sum);
-        }
+        for (int i = 0; i < 4; i++) lanes[lane]->c[i] = float(d[group + 8 * (i / 2)][2 * t + i % 2]);
     }
 }
 
@@ -181,7 +182,8 @@ void warp_collective(Collective kind, uint32_t mask, Exchange& exchange, const c
     if (meeting->arrived == mask) {
         meeting->open = false;
         Exchange* lanes[32] = {};
-        std::vector<unsigned> others;
+        static std::vector<unsigned> others;
+        others.clear();
         unsigned first = thread.linear - unsigned(lane);
         for (unsigned other = 0; other < 32; other++) {
             if (!(mask >> other & 1)) continue;

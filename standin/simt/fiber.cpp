@@ -58,7 +58,8 @@ size_t scheduler_bytes = 0;
 #endif
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
-// Saves what the System V ABI lets a callee keep, swaps stacks, and returns on the other one.
+// Saves what the System V ABI lets a callee keep, swaps stacks, and goes on where the other one stopped: by a jump, since a
+// return to another place than the last call's is always mispredicted.
 extern "C" void simt_switch(void** save, void* load);
 asm(R"(
 .text
@@ -81,7 +82,8 @@ simt_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmpq *%rcx
 .size simt_switch, .-simt_switch
 )");
 
@@ -89,7 +91,7 @@ void switch_stacks(Fiber& from, Fiber& to) { simt_switch(&from.stack_pointer, to
 
 void make_stack(Fiber& fiber, void (*entry)()) {
     auto* top = reinterpret_cast<uintptr_t*>(fiber.stack + fiber.stack_bytes);
-    // After `ret` into the entry the stack must look as after a call: 16-byte aligned less the return address.
+    // At the entry the stack must look as after a call: 16-byte aligned less the return address.
     *--top = 0;
     *--top = reinterpret_cast<uintptr_t>(entry);
     for (int i = 0; i < 6; i++) *--top = 0;
@@ -193,13 +195,6 @@ Unseen::~Unseen() {
     AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
-#else
-Unseen::Unseen() {}
-Unseen::~Unseen() {}
-void tsan_release(void*) {}
-void tsan_acquire(void*) {}
-void tsan_write(const void*, size_t) {}
-void tsan_read(const void*, size_t) {}
 #endif
 
 } // namespace simt

@@ -23,19 +23,29 @@ void fiber_leave(Fiber& fiber, bool finished);
 /* First thing that a fiber's entry does. */
 void fiber_arrived();
 
-/* Edges of happens-before and accesses, told to the thread sanitizer; nothing without it. */
+/* Edges of happens-before and accesses, told to the thread sanitizer; nothing without it.
+   While an `Unseen` lives, the sanitizer looks away from the current fiber: the runtime's own memory is shared by all of
+   them, and its allocations are seen even though its code is built without the sanitizer. */
+#ifdef SIMT_TSAN
 void tsan_release(void* address);
 void tsan_acquire(void* address);
 void tsan_write(const void* address, size_t bytes);
 void tsan_read(const void* address, size_t bytes);
-
-/* While one lives, the thread sanitizer looks away from the current fiber: the runtime's own memory is shared by all of
-   them, and its allocations are seen even though its code is built without the sanitizer. */
 struct Unseen {
     Unseen();
     ~Unseen();
     Unseen(const Unseen&) = delete;
     Unseen& operator=(const Unseen&) = delete;
 };
+#else
+inline void tsan_release(void*) {}
+inline void tsan_acquire(void*) {}
+inline void tsan_write(const void*, size_t) {}
+inline void tsan_read(const void*, size_t) {}
+struct Unseen {
+    Unseen() {}
+    ~Unseen() {}
+};
+#endif
 
 } // namespace simt

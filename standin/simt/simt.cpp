@@ -276,7 +276,8 @@ int block_barrier(Vote vote, int predicate, const char* file, int line) {
     if (block.num_waiting == block.num_threads) {
         block.num_waiting = 0;
         block.barrier_generation++;
-        std::vector<unsigned> others;
+        static std::vector<unsigned> others;
+        others.clear();
         for (unsigned i = 0; i < block.num_threads; i++) {
             block.threads[i].predicate = block.vote_result;
             if (i != thread.linear) others.push_back(i);
