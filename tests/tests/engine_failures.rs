@@ -1,6 +1,8 @@
 //! What the engine refuses, and that a refusal changes nothing.
 
-use conformance::engines::{back_ends, bits, golden_engine, load_adapter, load_model, named, open_pool, small_options};
+use conformance::engines::{
+    back_ends, bits, golden_engine, load_adapter, load_model, load_prepared, named, open_pool, small_options,
+};
 use conformance::golden::{adapter_dir, model_dir};
 use lora_adapter::{Adapter, BaseWeights, PrepareOptions, prepare_with};
 use lora_math::selection::SelectionError;
@@ -163,6 +165,41 @@ fn a_running_sequence_keeps_its_adapter_from_first_to_last_token() {
     assert_eq!(pool.snapshot().num_leases(), 1);
     drop(engine);
     assert_eq!(pool.snapshot().num_leases(), 0);
+}
+
+/// The name moves to other weights between two tokens, and then away: the sequence does not notice, and one that begins
+/// later gets what the name means then.
+#[test]
+fn a_replaced_or_unloaded_adapter_stays_with_the_sequences_that_have_it() {
+    for (_, kernels) in back_ends() {
+        let model = load_model(&model_dir("llama"));
+        // Pairs, a norm and gains of its own: all of it moves with the generation.
+        let adapter = |case: &str| load_prepared("llama", case, &model).expect("served");
+        let (old, new) = (adapter("mts_norm"), adapter("dora"));
+        let alone = |engine: &mut Engine, name: &str| {
+            let sequence = engine.add_sequence(&named(name)).unwrap();
+            let logits = [step(engine, sequence, &[1, 2, 3]).unwrap(), step(engine, sequence, &[4]).unwrap()];
+            engine.finish(sequence).unwrap();
+            logits
+        };
+        let pool = open_pool(model.shape(), &[("a".to_owned(), old.clone()), ("new".to_owned(), new.clone())]);
+        let mut engine = Engine::new(model, Some(pool.clone()), &small_options(2, kernels)).unwrap();
+        let (expected_old, expected_new) = (alone(&mut engine, "a"), alone(&mut engine, "new"));
+        assert_ne!(expected_old, expected_new);
+        pool.evict("new").unwrap();
+
+        let running = engine.add_sequence(&named("a")).unwrap();
+        assert_eq!(step(&mut engine, running, &[1, 2, 3]).unwrap(), expected_old[0]);
+        pool.replace("a", &new, None).unwrap();
+        assert_eq!(alone(&mut engine, "a"), expected_new);
+        let unloading = pool.unload("a").unwrap();
+        assert!(engine.add_sequence(&named("a")).is_err());
+        assert!(unloading.is_done(), "nobody has the new one any more");
+        assert_eq!(step(&mut engine, running, &[4]).unwrap(), expected_old[1]);
+        assert_eq!(pool.snapshot().num_free, 1, "the old one is still in use");
+        engine.finish(running).unwrap();
+        assert_eq!((pool.snapshot().num_free, pool.snapshot().num_leases()), (2, 0));
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub enum PoolError {
         /// The limit.
         limit: usize,
     },
-    /// The name points to other contents: evict them first.
+    /// The name points to other contents: replace them, or evict them first.
     #[error("{name:?} is taken: it holds {resident:?}, and {offered:?} was offered")]
     NameTaken {
         /// The name.
@@ -34,6 +34,17 @@ pub enum PoolError {
         resident: AdapterId,
         /// Digest of what was to be loaded.
         offered: ContentDigest,
+    },
+    /// The name does not point to the generation that was to be replaced. Retry with the one that it points to, if that is
+    /// what is meant.
+    #[error("{name:?} points to {found:?}, expected {expected:?}")]
+    WrongGeneration {
+        /// The name.
+        name: String,
+        /// The generation to be replaced.
+        expected: AdapterId,
+        /// What the name points to; none where it points to nothing.
+        found: Option<AdapterId>,
     },
     /// Another load of the name has begun and not ended. Retry.
     #[error("a load of {name:?} is under way")]

@@ -15,6 +15,7 @@ use crate::image::{ImageSize, PackedImage};
 use crate::lease::Lease;
 use crate::memory::DeviceMemory;
 use crate::pool::{LoraPool, TakenSlot};
+use crate::state::{Existing, Installed};
 
 /// The outcome of [`LoraPool::stage`].
 #[derive(Debug)]
@@ -43,14 +44,15 @@ pub struct Landing<M: DeviceMemory> {
 pub(crate) struct Reservation<M: DeviceMemory> {
     pool: Arc<LoraPool<M>>,
     name: Arc<str>,
+    existing: Existing,
     slot: Option<SlotId>,
     installed: bool,
 }
 
 impl<M: DeviceMemory> Reservation<M> {
     /// Takes charge of a name that the caller has just reserved.
-    pub(crate) fn new(pool: Arc<LoraPool<M>>, name: Arc<str>) -> Self {
-        Reservation { pool, name, slot: None, installed: false }
+    pub(crate) fn new(pool: Arc<LoraPool<M>>, name: Arc<str>, existing: Existing) -> Self {
+        Reservation { pool, name, existing, slot: None, installed: false }
     }
 
     /// Packs the adapter as `packed` says, takes a slot, and starts the copy.
@@ -98,7 +100,8 @@ impl<M: DeviceMemory> Landing<M> {
     }
 
     /// Makes it resident: `stream` waits for the copy and then writes the slot's row of the table. Call it between
-    /// steps; the work does not grow with the size of the adapter.
+    /// steps; the work does not grow with the size of the adapter. Where it replaces a generation, the name points to the new
+    /// one from now on; the old one leaves with its last lease.
     ///
     /// It may be evicted as soon as this returns: a caller that uses it takes
     /// [`publish_leased`](Self::publish_leased).
@@ -113,7 +116,13 @@ impl<M: DeviceMemory> Landing<M> {
     ///
     /// # Errors
     /// Those of [`publish`](Self::publish).
-    pub fn publish_leased(mut self, stream: &M::Stream) -> Result<Lease, PoolError> {
+    pub fn publish_leased(self, stream: &M::Stream) -> Result<Lease, PoolError> {
+        let pool = self.reservation.pool.clone();
+        Ok(Lease::new(pool, self.install(stream)?.leased))
+    }
+
+    /// [`publish`](Self::publish), and says what the name pointed to before.
+    pub(crate) fn install(mut self, stream: &M::Stream) -> Result<Installed, PoolError> {
         let pool = self.reservation.pool.clone();
         let (row_offset, row_bytes) = pool.state().write_row(self.slot, &self.row)?;
         let row_offset = pool.placement().table_offset() + row_offset;
@@ -121,8 +130,10 @@ impl<M: DeviceMemory> Landing<M> {
         // resident, and steps launched before stand ahead of this write on the same stream.
         unsafe { pool.memory().publish(stream, &self.arrived, row_offset, &row_bytes) }?;
         let name = self.reservation.name.clone();
-        let leased = pool.state().install((self.slot, &name), self.content, self.size, self.vectors.clone());
+        let beside = (self.size, self.vectors.clone());
+        let installed = pool.state().install((self.slot, &name), self.content, beside, self.reservation.existing)?;
         self.reservation.installed = true;
+        let Installed { leased, replaced } = &installed;
         debug!(
             name = &*name,
             slot = %self.slot,
@@ -130,9 +141,10 @@ impl<M: DeviceMemory> Landing<M> {
             content = %leased.id.content,
             image_bytes = self.size.image_bytes,
             max_rank = self.size.max_rank,
+            replaced = replaced.map(|id| id.generation.number()),
             "adapter resident"
         );
-        Ok(Lease::new(pool, leased))
+        Ok(installed)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::memory::{DeviceMemory, MemoryError};
 use crate::options::PoolOptions;
 use crate::placement::FixedStride;
 use crate::snapshot::PoolSnapshot;
-use crate::state::{Loading, PoolState, Reserved};
+use crate::state::{Existing, Loading, PoolState, Reserved};
 use crate::steps::Steps;
 use crate::table::TableRef;
 
@@ -36,6 +36,8 @@ pub struct LoraPool<M: DeviceMemory = HostMemory> {
     state: Mutex<PoolState>,
     /// Notified when a load ends, well or not.
     load_ended: Condvar,
+    /// Notified when a retired generation leaves its slot.
+    slot_freed: Condvar,
     /// The last step that the engine told of. Locked before `state` where both are.
     steps: Mutex<Steps<M>>,
 }
@@ -78,6 +80,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             placement,
             state: Mutex::new(PoolState::new(table)),
             load_ended: Condvar::new(),
+            slot_freed: Condvar::new(),
             steps: Mutex::new(Steps::new()),
         }))
     }
@@ -121,8 +124,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         let _span = debug_span!("stage adapter", name).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
-        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged)?;
-        self.land(name, reserved, prepared, packed)
+        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged, Existing::Keep)?;
+        self.land(name, reserved, prepared, (packed, Existing::Keep))
     }
 
     /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
@@ -154,17 +157,22 @@ impl<M: DeviceMemory> LoraPool<M> {
         let _span = debug_span!("load adapter", name).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
-        let reserved = self.reserve_waiting(&name, prepared.content())?;
-        match self.land(name, reserved, prepared, packed)? {
+        let reserved = self.reserve_waiting(&name, prepared.content(), Existing::Keep)?;
+        match self.land(name, reserved, prepared, (packed, Existing::Keep))? {
             Staged::Resident(lease) => Ok(lease),
             Staged::Landing(landing) => landing.publish_leased(stream),
         }
     }
 
-    fn reserve_waiting(&self, name: &Arc<str>, content: ContentDigest) -> Result<Reserved, PoolError> {
+    pub(crate) fn reserve_waiting(
+        &self,
+        name: &Arc<str>,
+        content: ContentDigest,
+        existing: Existing,
+    ) -> Result<Reserved, PoolError> {
         let mut state = self.state();
         loop {
-            match state.reserve(name, content, Loading::Running)? {
+            match state.reserve(name, content, Loading::Running, existing)? {
                 Reserved::UnderWay(Loading::Running) => {
                     state = self.load_ended.wait(state).unwrap_or_else(PoisonError::into_inner)
                 }
@@ -173,18 +181,18 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
-    fn land(
+    pub(crate) fn land(
         self: &Arc<Self>,
         name: Arc<str>,
         reserved: Reserved,
         prepared: &PreparedAdapter,
-        packed: PackedLayout,
+        (packed, existing): (PackedLayout, Existing),
     ) -> Result<Staged<M>, PoolError> {
         match reserved {
             Reserved::Resident(leased) => Ok(Staged::Resident(Lease::new(self.clone(), leased))),
             Reserved::UnderWay(_) => Err(PoolError::LoadUnderWay { name: name.to_string() }),
             Reserved::New => {
-                let reservation = Reservation::new(self.clone(), name);
+                let reservation = Reservation::new(self.clone(), name, existing);
                 // A load that would find no slot anyway is refused before it packs.
                 self.steps().fence()?;
                 self.state().choose_slot()?;
@@ -331,6 +339,14 @@ impl<M: DeviceMemory> LoraPool<M> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until this generation has left its slot.
+    pub(crate) fn wait_gone(&self, slot: SlotId, id: AdapterId) {
+        let mut state = self.state();
+        while state.holds(slot, id) {
+            state = self.slot_freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Wakes those who wait for a load of a name.
     pub(crate) fn notify_load_ended(&self) {
         self.load_ended.notify_all();
@@ -369,7 +385,7 @@ pub(crate) struct TakenSlot<M: DeviceMemory> {
     pub(crate) fence: Option<Arc<M::StepFence>>,
 }
 
-fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
+pub(crate) fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
     match name.len() {
         0 => Err(PoolError::EmptyName),
         num_bytes if num_bytes > MAX_NAME_BYTES => Err(PoolError::NameTooLong { num_bytes, limit: MAX_NAME_BYTES }),
@@ -385,6 +401,10 @@ impl<M: DeviceMemory> fmt::Debug for LoraPool<M> {
 
 impl<M: DeviceMemory> LeaseOwner for LoraPool<M> {
     fn release(&self, leased: &Leased) {
-        self.state().release(leased);
+        let freed = self.state().release(leased);
+        if freed {
+            debug!(name = &*leased.name, slot = %leased.slot, "retired adapter gone");
+            self.slot_freed.notify_all();
+        }
     }
 }

@@ -20,7 +20,7 @@ pub struct PoolSnapshot {
 /// One resident generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResidentSnapshot {
-    /// The name that points to it.
+    /// The name that points to it, or did before it was retired.
     pub name: String,
     /// Where it lives.
     pub slot: SlotId,
@@ -42,12 +42,14 @@ pub struct ResidentSnapshot {
     pub pinned: bool,
     /// Whether it is the active adapter.
     pub active: bool,
+    /// Whether no name points to it any more: replaced or unloaded, and still in use.
+    pub retired: bool,
 }
 
 impl PoolSnapshot {
     /// The generation that `name` points to.
     pub fn resident(&self, name: &str) -> Option<&ResidentSnapshot> {
-        self.residents.iter().find(|resident| resident.name == name)
+        self.residents.iter().find(|resident| resident.name == name && !resident.retired)
     }
 
     /// Bytes of A and B that the residents really have.

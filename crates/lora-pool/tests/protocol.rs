@@ -29,6 +29,17 @@ enum Op {
         adapter: usize,
         fail: i64,
     },
+    /// `expect`: 0 replaces anything, 1 what is there, 2 a generation of another pool.
+    Replace {
+        name: usize,
+        adapter: usize,
+        fail: i64,
+        stage_only: bool,
+        expect: usize,
+    },
+    Unload {
+        name: usize,
+    },
     Publish {
         landing: usize,
         fail: i64,
@@ -68,7 +79,11 @@ fn op() -> impl Strategy<Value = Op> {
     let load = (name.clone(), 0..NUM_ADAPTERS, 0..9i64);
     prop_oneof![
         5 => load.clone().prop_map(|(name, adapter, fail)| Op::Load { name, adapter, fail }),
-        2 => load.prop_map(|(name, adapter, fail)| Op::Stage { name, adapter, fail }),
+        2 => load.clone().prop_map(|(name, adapter, fail)| Op::Stage { name, adapter, fail }),
+        4 => (load, any::<bool>(), 0..3usize).prop_map(|((name, adapter, fail), stage_only, expect)| Op::Replace {
+            name, adapter, fail, stage_only, expect
+        }),
+        2 => name.clone().prop_map(|name| Op::Unload { name }),
         2 => (index.clone(), 0..4i64).prop_map(|(landing, fail)| Op::Publish { landing, fail }),
         1 => index.clone().prop_map(|landing| Op::GiveUp { landing }),
         3 => name.clone().prop_map(|name| Op::Evict { name }),
@@ -88,7 +103,14 @@ fn op() -> impl Strategy<Value = Op> {
 enum ModelSlot {
     Free,
     Landing { name: usize },
-    Resident { name: usize, adapter: usize, id: AdapterId, pinned: bool, last_use: usize },
+    Resident { name: usize, adapter: usize, id: AdapterId, pinned: bool, last_use: usize, retired: bool },
+}
+
+/// What a load does with a name that points to other contents.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Existing {
+    Keep,
+    Replace(Option<AdapterId>),
 }
 
 struct Run {
@@ -96,7 +118,10 @@ struct Run {
     control: Arc<Control>,
     adapters: Vec<PreparedAdapter>,
     slots: Vec<ModelSlot>,
+    /// The active name.
     active: Option<usize>,
+    /// A generation that no name here ever points to.
+    foreign: AdapterId,
     /// Each lease with its use; clones share a use.
     leases: Vec<(Lease, usize)>,
     landings: Vec<(Landing<TestMemory>, usize)>,
@@ -109,7 +134,10 @@ impl Run {
         let (pool, control) = test_pool(options(NUM_SLOTS));
         let mut adapters = vec![full_adapter(10, MAX_RANK), small_adapter(11)];
         adapters.extend((adapters.len()..NUM_ADAPTERS).map(|index| full_adapter(index as u64, 2 * index + 1)));
+        let (other, _) = test_pool(options(1));
+        let foreign = other.load("other", &adapters[0]).unwrap();
         Run {
+            foreign,
             pool,
             control,
             adapters,
@@ -123,7 +151,22 @@ impl Run {
     }
 
     fn slot_of(&self, wanted: usize) -> Option<usize> {
-        self.slots.iter().position(|slot| matches!(slot, ModelSlot::Resident { name, .. } if *name == wanted))
+        self.slots
+            .iter()
+            .position(|slot| matches!(slot, ModelSlot::Resident { name, retired: false, .. } if *name == wanted))
+    }
+
+    fn active_slot(&self) -> Option<usize> {
+        self.slot_of(self.active?)
+    }
+
+    /// Takes the name from what is resident in `slot`.
+    fn retire(&mut self, slot: usize) {
+        let in_use = self.num_leases(slot) > 0;
+        match &mut self.slots[slot] {
+            ModelSlot::Resident { retired, .. } if in_use => *retired = true,
+            other => *other = ModelSlot::Free,
+        }
     }
 
     fn is_loading(&self, wanted: usize) -> bool {
@@ -145,10 +188,13 @@ impl Run {
         }
     }
 
-    /// The slot that a load must take.
-    fn victim(&self) -> Option<usize> {
+    /// The slot that a load must take, which is never `kept`.
+    fn victim_but(&self, kept_slot: Option<usize>) -> Option<usize> {
         let idle = |&index: &usize| match self.slots[index] {
-            ModelSlot::Resident { pinned, .. } => !pinned && self.active != Some(index) && self.num_leases(index) == 0,
+            ModelSlot::Resident { name, pinned, retired, .. } => {
+                let kept = pinned || retired || self.active == Some(name) || self.is_loading(name);
+                !kept && kept_slot != Some(index) && self.num_leases(index) == 0
+            }
             _ => false,
         };
         let age = |&index: &usize| match self.slots[index] {
@@ -160,54 +206,86 @@ impl Run {
     }
 
     /// Loads or stages, and updates the model by what must come of it.
-    fn load(&mut self, name: usize, adapter: usize, fail: i64, stage_only: bool) {
+    fn load(&mut self, name: usize, adapter: usize, fail: i64, (stage_only, existing): (bool, Existing)) {
         let prepared = self.adapters[adapter].clone();
+        let before = self.slot_of(name).map(|slot| match self.slots[slot] {
+            ModelSlot::Resident { adapter, id, .. } => (slot, adapter, id),
+            _ => unreachable!(),
+        });
         self.control.fail_in(fail);
-        let result = match stage_only {
-            true => self.pool.stage(NAMES[name], &prepared),
-            false => self.pool.load_leased(NAMES[name], &prepared).map(Staged::Resident),
+        let text = NAMES[name];
+        let result = match (stage_only, existing) {
+            (true, Existing::Keep) => self.pool.stage(text, &prepared),
+            (true, Existing::Replace(expected)) => self.pool.stage_replace(text, &prepared, expected),
+            (false, Existing::Keep) => self.pool.load_leased(text, &prepared).map(Staged::Resident),
+            (false, Existing::Replace(expected)) => self.pool.replace(text, &prepared, expected).map(|replaced| {
+                let same = before.filter(|(_, present, _)| *present == adapter);
+                assert_eq!(replaced.previous, before.map(|(.., id)| id));
+                assert!(same.is_none_or(|(.., id)| id == replaced.id));
+                Staged::Resident(self.pool.acquire(&named(text)).unwrap().unwrap())
+            }),
         };
         self.control.cancel_failure();
 
         if self.is_loading(name) {
             assert!(matches!(result, Err(PoolError::LoadUnderWay { .. })), "{result:?}");
-        } else if let Some(slot) = self.slot_of(name) {
-            let ModelSlot::Resident { adapter: present, id, .. } = self.slots[slot] else { unreachable!() };
-            if present == adapter {
-                assert!(matches!(result, Ok(Staged::Resident(ref same)) if same.id() == id), "{result:?}");
-                self.touch(slot);
-            } else {
+            return;
+        }
+        if let Some((slot, _, id)) = before.filter(|(_, present, _)| *present == adapter) {
+            assert!(matches!(result, Ok(Staged::Resident(ref same)) if same.id() == id), "{result:?}");
+            self.touch(slot);
+            return;
+        }
+        match existing {
+            Existing::Keep if before.is_some() => {
                 assert!(matches!(result, Err(PoolError::NameTaken { .. })), "{result:?}");
-                self.now += 1;
-            }
-        } else if let Some(victim) = self.victim() {
-            let last_operation = if stage_only { 2 } else { 3 };
-            if fail == 1 {
-                assert!(matches!(result, Err(PoolError::Memory(_))), "{result:?}");
                 return;
             }
-            self.slots[victim] = ModelSlot::Free;
-            if (2..=last_operation).contains(&fail) {
-                assert_eq!(result.unwrap_err(), PoolError::Memory(INJECTED));
+            Existing::Replace(Some(expected)) if before.map(|(.., id)| id) != Some(expected) => {
+                assert!(matches!(result, Err(PoolError::WrongGeneration { .. })), "{result:?}");
                 return;
             }
-            match result.unwrap() {
-                Staged::Landing(landing) => {
-                    assert_eq!((landing.slot().index(), landing.name()), (victim, NAMES[name]));
-                    self.slots[victim] = ModelSlot::Landing { name };
-                    self.landings.push((landing, adapter));
-                }
-                Staged::Resident(lease) => self.become_resident(victim, name, adapter, lease.id()),
-            }
-        } else {
+            _ => {}
+        }
+        // What is replaced is no victim for it: as if its name were loading already.
+        let old = before.map(|(slot, ..)| slot);
+        let Some(victim) = self.victim_but(old) else {
             assert!(matches!(result, Err(PoolError::Full(_))), "{result:?}");
+            return;
+        };
+        let last_operation = if stage_only { 2 } else { 3 };
+        if fail == 1 {
+            assert!(matches!(result, Err(PoolError::Memory(_))), "{result:?}");
+            return;
+        }
+        self.slots[victim] = ModelSlot::Free;
+        if (2..=last_operation).contains(&fail) {
+            assert_eq!(result.unwrap_err(), PoolError::Memory(INJECTED));
+            return;
+        }
+        match result.unwrap() {
+            Staged::Landing(landing) => {
+                assert_eq!((landing.slot().index(), landing.name()), (victim, NAMES[name]));
+                self.slots[victim] = ModelSlot::Landing { name };
+                self.landings.push((landing, adapter));
+            }
+            Staged::Resident(lease) => {
+                let id = lease.id();
+                drop(lease);
+                self.become_resident(victim, name, adapter, id);
+            }
         }
     }
 
     fn become_resident(&mut self, slot: usize, name: usize, adapter: usize, id: AdapterId) {
         assert_eq!(id.content, self.adapters[adapter].content());
         self.now += 1;
-        self.slots[slot] = ModelSlot::Resident { name, adapter, id, pinned: false, last_use: self.now };
+        let mut pinned = false;
+        if let Some(old) = self.slot_of(name) {
+            pinned = matches!(self.slots[old], ModelSlot::Resident { pinned: true, .. });
+            self.retire(old);
+        }
+        self.slots[slot] = ModelSlot::Resident { name, adapter, id, pinned, last_use: self.now, retired: false };
     }
 
     /// Checks what an acquire gave against the slot that it must be on.
@@ -226,8 +304,28 @@ impl Run {
 
     fn apply(&mut self, op: Op) {
         match op {
-            Op::Load { name, adapter, fail } => self.load(name, adapter, fail, false),
-            Op::Stage { name, adapter, fail } => self.load(name, adapter, fail, true),
+            Op::Load { name, adapter, fail } => self.load(name, adapter, fail, (false, Existing::Keep)),
+            Op::Stage { name, adapter, fail } => self.load(name, adapter, fail, (true, Existing::Keep)),
+            Op::Replace { name, adapter, fail, stage_only, expect } => {
+                let current = self.slot_of(name).map(|slot| match self.slots[slot] {
+                    ModelSlot::Resident { id, .. } => id,
+                    _ => unreachable!(),
+                });
+                let expected = [None, current, Some(self.foreign)][expect];
+                self.load(name, adapter, fail, (stage_only, Existing::Replace(expected)));
+            }
+            Op::Unload { name } => {
+                let result = self.pool.unload(NAMES[name]);
+                match self.slot_of(name) {
+                    _ if self.is_loading(name) => assert!(matches!(result, Err(PoolError::LoadUnderWay { .. }))),
+                    None => assert!(matches!(result, Err(PoolError::NotFound { .. }))),
+                    Some(_) if self.active == Some(name) => assert!(matches!(result, Err(PoolError::IsActive { .. }))),
+                    Some(slot) => {
+                        self.retire(slot);
+                        assert_eq!(result.unwrap().is_done(), self.slots[slot] == ModelSlot::Free);
+                    }
+                }
+            }
             Op::Publish { landing, fail } if !self.landings.is_empty() => {
                 let (landing, adapter) = self.landings.swap_remove(landing % self.landings.len());
                 let slot = landing.slot().index();
@@ -249,9 +347,9 @@ impl Run {
             Op::Evict { name } => {
                 let result = self.pool.evict(NAMES[name]);
                 match self.slot_of(name) {
-                    None if self.is_loading(name) => assert!(matches!(result, Err(PoolError::LoadUnderWay { .. }))),
+                    _ if self.is_loading(name) => assert!(matches!(result, Err(PoolError::LoadUnderWay { .. }))),
                     None => assert!(matches!(result, Err(PoolError::NotFound { .. }))),
-                    Some(slot) if self.active == Some(slot) => {
+                    Some(_) if self.active == Some(name) => {
                         assert!(matches!(result, Err(PoolError::IsActive { .. })));
                     }
                     Some(slot) if self.num_leases(slot) > 0 => {
@@ -276,14 +374,14 @@ impl Run {
             Op::AcquireSlot { slot } => {
                 let result = self.pool.acquire(&AdapterSelection::Slot(SlotId::new(slot)));
                 let slot = slot as usize;
-                let resident = matches!(self.slots.get(slot), Some(ModelSlot::Resident { .. }));
+                let resident = matches!(self.slots.get(slot), Some(ModelSlot::Resident { retired: false, .. }));
                 assert_eq!(result.is_ok(), resident);
                 self.acquired(result, resident.then_some(slot));
             }
             Op::AcquireActive => {
                 let result = self.pool.acquire(&AdapterSelection::Active);
                 assert!(result.is_ok());
-                self.acquired(result, self.active);
+                self.acquired(result, self.active_slot());
             }
             Op::CloneLease { lease } if !self.leases.is_empty() => {
                 let lease = self.leases[lease % self.leases.len()].clone();
@@ -292,7 +390,13 @@ impl Run {
             Op::DropLease { lease } if !self.leases.is_empty() => {
                 let (lease, number) = self.leases.swap_remove(lease % self.leases.len());
                 if self.leases.iter().all(|(_, other)| *other != number) {
-                    self.touch(lease.slot().index());
+                    let slot = lease.slot().index();
+                    self.touch(slot);
+                    if matches!(self.slots[slot], ModelSlot::Resident { retired: true, .. })
+                        && self.num_leases(slot) == 0
+                    {
+                        self.slots[slot] = ModelSlot::Free;
+                    }
                 }
             }
             Op::Pin { name, pinned } => {
@@ -307,7 +411,7 @@ impl Run {
                 let result = self.pool.set_active(NAMES[name]);
                 let slot = self.slot_of(name);
                 assert_eq!(result.is_ok(), slot.is_some());
-                self.active = slot.or(self.active);
+                self.active = slot.map(|_| name).or(self.active);
             }
             Op::ClearActive => {
                 self.pool.clear_active();
@@ -327,10 +431,11 @@ impl Run {
             match *slot {
                 ModelSlot::Free => {}
                 ModelSlot::Landing { name } => loading.push(NAMES[name]),
-                ModelSlot::Resident { name, adapter, id, pinned, .. } => {
+                ModelSlot::Resident { name, adapter, id, pinned, retired, .. } => {
                     let found = residents.next().unwrap();
                     assert_eq!((found.slot.index(), &*found.name, found.id), (index, NAMES[name], id));
-                    assert_eq!((found.pinned, found.active), (pinned, self.active == Some(index)));
+                    let active = self.active_slot() == Some(index);
+                    assert_eq!((found.pinned, found.active, found.retired), (pinned, active, retired));
                     assert_eq!(found.num_leases, self.num_leases(index));
                     let prepared = &self.adapters[adapter];
                     assert_eq!((found.max_rank, found.num_sites), (prepared.max_rank(), prepared.pairs().len()));
@@ -369,8 +474,8 @@ proptest! {
             run.apply(op);
             run.check();
         }
-        run.leases.clear();
         run.landings.clear();
+        run.leases.clear();
         run.pool.clear_active();
         for resident in run.pool.snapshot().residents {
             run.pool.evict(&resident.name).unwrap();
