@@ -133,3 +133,57 @@ pub(super) fn place(architecture: Architecture, name: &str) -> Result<Place, &'s
         Err(UNKNOWN)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of gguf's table (`gguf.constants.TENSOR_NAMES`) beside those of transformers.
+    #[test]
+    fn names_lead_to_the_modules_that_they_were_made_of() {
+        for (name, module) in [
+            ("attn_q", "self_attn.q_proj"),
+            ("attn_k", "self_attn.k_proj"),
+            ("attn_v", "self_attn.v_proj"),
+            ("attn_output", "self_attn.o_proj"),
+            ("ffn_gate", "mlp.gate_proj"),
+            ("ffn_up", "mlp.up_proj"),
+            ("ffn_down", "mlp.down_proj"),
+            ("ffn_gate_inp", "mlp.gate"),
+            ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+            ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+            ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+            ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+        ] {
+            let path = format!("model.layers.3.{module}");
+            assert_eq!(place(Architecture::Qwen2, &format!("blk.3.{name}")), Ok(Place::Linear(path)));
+        }
+        for (name, module) in [("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")] {
+            let experts = Place::Experts("model.layers.3.mlp.experts".to_owned(), module);
+            assert_eq!(place(Architecture::Qwen3Moe, &format!("blk.3.ffn_{name}_exps")), Ok(experts));
+        }
+    }
+
+    #[test]
+    fn norms_that_are_stored_as_they_are_have_a_place() {
+        for (name, path) in [
+            ("output_norm", "model.norm"),
+            ("blk.3.attn_norm", "model.layers.3.input_layernorm"),
+            ("blk.3.ffn_norm", "model.layers.3.post_attention_layernorm"),
+            ("blk.3.post_attention_norm", "model.layers.3.post_attention_layernorm"),
+            ("blk.3.attn_q_norm", "model.layers.3.self_attn.q_norm"),
+            ("blk.3.attn_k_norm", "model.layers.3.self_attn.k_norm"),
+        ] {
+            for (_, architecture) in ARCHITECTURES {
+                let adds_one =
+                    architecture.name().starts_with("qwen3next") || architecture.name().starts_with("qwen35");
+                let place = place(architecture, name);
+                if adds_one {
+                    assert!(place.is_err_and(|what| what.contains("1 added")), "{name} of {}", architecture.name());
+                } else {
+                    assert_eq!(place, Ok(Place::Norm(path.to_owned())), "{}", architecture.name());
+                }
+            }
+        }
+    }
+}

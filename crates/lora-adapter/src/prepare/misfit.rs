@@ -175,6 +175,24 @@ pub enum Misfit {
         /// Which element.
         error: MatrixError,
     },
+    /// A gain or a shift that f32 cannot hold, or that the base's own numbers make no number.
+    #[error("{site}: gain or shift of output feature {feature} is not a finite f32")]
+    VectorOutOfRange {
+        /// The site.
+        site: Site,
+        /// The first such output feature.
+        feature: usize,
+    },
+    /// A vector of the file with an element beyond the range of f32.
+    #[error("{extra}: element {index} is beyond the range of f32 (tensor {tensor})")]
+    ExtraOutOfRange {
+        /// What it is, and where.
+        extra: Extra,
+        /// The first such element.
+        index: usize,
+        /// Its name.
+        tensor: String,
+    },
     /// The adapter is read, and cannot be run.
     #[error("{feature}: read, and not run yet")]
     NotServed {

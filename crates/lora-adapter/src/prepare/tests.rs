@@ -1,4 +1,5 @@
-//! Against double-precision sums written out here: the whole site, `W·x` with everything on it, and every refusal.
+//! Against double-precision sums written out here: the whole site, `W·x` with everything on it, and every refusal. Long
+//! because one base and its sums serve all of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -404,4 +405,53 @@ fn an_adapter_without_any_of_it_is_prepared_as_without_weights() {
     let plain = || adapter(vec![(Q, pair(&base, Q, 2, 20)), (HEAD, pair(&base, HEAD, 1, 30))], vec![], BaseInit::Kept);
     assert_eq!(prepared(&base, plain()), prepare(plain(), &base.shape).unwrap());
     assert!(Arc::strong_count(prepared(&base, plain()).vectors()) == 1);
+}
+
+/// PEFT takes the norm of the weight that the initialisation left, plus the delta.
+#[test]
+fn dora_on_a_changed_base_scales_what_the_change_left() {
+    let base = Base::new();
+    for (init, site) in [(BaseInit::Pissa, UP), (BaseInit::Pissa, DOWN), (BaseInit::Olora, UP), (BaseInit::Olora, DOWN)]
+    {
+        let Features { in_features, out_features } = base.shape.features(site).unwrap();
+        let pair = pair(&base, site, 3, 20);
+        let plain = prepared(&base, adapter(vec![(site, pair.clone())], vec![], init));
+        let (whole, _) = effect(&base, &plain, site);
+        let magnitude = numbers(30, out_features);
+        let extras = vec![(Extra::Magnitude(site), row(&magnitude))];
+        let (found, _) = effect(&base, &prepared(&base, adapter(vec![(site, pair)], extras, init)), site);
+        let expected = whole.chunks_exact(in_features).zip(&magnitude).flat_map(|(row, magnitude)| {
+            let norm = row.iter().map(|value| value * value).sum::<f64>().sqrt();
+            row.iter().map(move |value| f64::from(*magnitude) / norm * value)
+        });
+        assert_near(&found, &expected.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn vectors_beyond_f32_are_refused() {
+    let base = Base::new();
+    let wide = |extra| {
+        let bytes: Vec<u8> = [1.0, 1e300].iter().cycle().take(12).flat_map(|value: &f64| value.to_le_bytes()).collect();
+        let matrix = Matrix::from_bytes("wide".into(), [1, 12], FileDtype::F64, Arc::new(bytes), 0..96).unwrap();
+        refused(&base, adapter(vec![(Q, pair(&base, Q, 2, 20))], vec![(extra, matrix)], BaseInit::Kept))
+    };
+    for extra in [Extra::Norm(NormSite::Final), Extra::Bias(Q), Extra::LoraBias(Q)] {
+        assert_eq!(wide(extra), [Misfit::ExtraOutOfRange { extra, index: 1, tensor: "wide".into() }]);
+    }
+    assert_eq!(wide(Extra::Magnitude(Q)), [Misfit::VectorOutOfRange { site: Q, feature: 1 }]);
+    // Each finite, and their product not.
+    let bias = vec![(Extra::LoraBias(Q), row(&[3e38; 12]))];
+    let found = refused(&base, adapter(vec![(Q, pair(&base, Q, 2, 20))], bias, BaseInit::Kept));
+    assert_eq!(found, [Misfit::VectorOutOfRange { site: Q, feature: 0 }]);
+}
+
+/// A large weight alone gains nothing from threads: 2.5e-9 s · 6144³ is 580 s.
+#[test]
+fn the_largest_decomposition_bounds_the_estimate() {
+    let layer = LayerShape::new().with_mlp(MlpSize { hidden_size: 6144, intermediate_size: 6144 });
+    let base = Base { shape: ModelShape::uniform(6144, 8, 1, layer).unwrap(), weights: BTreeMap::new() };
+    let found = refused(&base, adapter(vec![(UP, pair(&base, UP, 1, 20))], vec![], BaseInit::Pissa));
+    let [Misfit::DecompositionTooLong { estimate_seconds, .. }] = found[..] else { panic!("{found:?}") };
+    assert!((estimate_seconds - 579.8).abs() < 1.0, "{estimate_seconds}");
 }

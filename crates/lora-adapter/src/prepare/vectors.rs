@@ -34,7 +34,10 @@ pub(super) fn of(
                     let (expected, found) = (norm.len(), matrix.num_elements());
                     reasons.push(Misfit::ExtraLength { extra, expected, found, tensor: tensor() });
                 }
-                Some(_) => drop(vectors.norms.insert(site, matrix.to_f32().into())),
+                Some(_) => match in_range(extra, matrix) {
+                    Ok(norm) => drop(vectors.norms.insert(site, norm.into())),
+                    Err(reason) => reasons.push(reason),
+                },
             },
             Extra::BaseCopy(site) => reasons.extend(compare(base, extra, site, matrix)),
             Extra::LoraBias(site) | Extra::Magnitude(site) | Extra::Bias(site) => drop(sites.insert(site)),
@@ -42,7 +45,7 @@ pub(super) fn of(
         }
     }
     for site in sites {
-        match site_vectors(adapter, base, site) {
+        match site_vectors(adapter, base, site, pairs.get(&site)) {
             Ok(SiteVectors { gain: None, shift: None }) => {}
             Ok(found) => {
                 if let (Some(gain), Some(pair)) = (&found.gain, pairs.get_mut(&site)) {
@@ -59,8 +62,14 @@ pub(super) fn of(
     vectors
 }
 
-/// Gain and shift of one site, by the formula of [`SiteVectors`].
-fn site_vectors(adapter: &Adapter, base: &dyn BaseWeights, site: Site) -> Result<SiteVectors, Misfit> {
+/// Gain and shift of one site, by the formula of [`SiteVectors`]. `whole` is the pair on the base as it is, where the
+/// adapter's own may be one on a changed base: magnitudes scale the sum that the changed base gives.
+fn site_vectors(
+    adapter: &Adapter,
+    base: &dyn BaseWeights,
+    site: Site,
+    whole: Option<&LoraPair>,
+) -> Result<SiteVectors, Misfit> {
     let lora_bias = adapter.extra(Extra::LoraBias(site));
     let magnitude = adapter.extra(Extra::Magnitude(site));
     let trained = adapter.extra(Extra::Bias(site));
@@ -79,14 +88,13 @@ fn site_vectors(adapter: &Adapter, base: &dyn BaseWeights, site: Site) -> Result
             Some(_) => {}
         }
     }
-    let pair = adapter.pair(site);
-    let gain = match (magnitude, pair) {
+    let gain = match (magnitude, whole) {
         (Some(magnitude), Some(pair)) => Some(gains(base, site, pair, magnitude)?),
         _ => None,
     };
-    let trained = trained.map(Matrix::to_f32);
-    let lora_bias = lora_bias.map(Matrix::to_f32);
-    let scaling = pair.map_or(0.0, |pair| f64::from(pair.scaling()));
+    let trained = trained.map(|bias| in_range(Extra::Bias(site), bias)).transpose()?;
+    let lora_bias = lora_bias.map(|bias| in_range(Extra::LoraBias(site), bias)).transpose()?;
+    let scaling = adapter.pair(site).map_or(0.0, |pair| f64::from(pair.scaling()));
     let len = [&base_bias, &trained, &lora_bias].into_iter().flatten().map(Vec::len).max().unwrap_or_default();
     let at = |vector: &Option<Vec<f32>>, index: usize| vector.as_ref().map(|vector| f64::from(vector[index]));
     let shift = (0..len).map(|index| {
@@ -96,7 +104,20 @@ fn site_vectors(adapter: &Adapter, base: &dyn BaseWeights, site: Site) -> Result
         (bias - gain * base_bias + scaling * at(&lora_bias, index).unwrap_or(0.0)) as f32
     });
     let shift: Arc<[f32]> = shift.collect();
+    let vectors = [gain.as_deref().unwrap_or_default(), &shift];
+    if let Some(feature) = vectors.iter().find_map(|vector| vector.iter().position(|value| !value.is_finite())) {
+        return Err(Misfit::VectorOutOfRange { site, feature });
+    }
     Ok(SiteVectors { gain, shift: shift.iter().any(|value| *value != 0.0).then_some(shift) })
+}
+
+/// A vector as f32; an f64 can be beyond its range.
+fn in_range(extra: Extra, vector: &Matrix) -> Result<Vec<f32>, Misfit> {
+    let values = vector.to_f32();
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(index) => Err(Misfit::ExtraOutOfRange { extra, index, tensor: vector.tensor().to_owned() }),
+        None => Ok(values),
+    }
 }
 
 /// `magnitude / ‖W + s·B·A‖`, by output row; of an embedding by hidden column (Liu et al. 2024, "DoRA").

@@ -282,6 +282,28 @@ fn tensors_stand_where_they_should() {
     assert!(error.to_string().contains("another order"), "{error}");
 }
 
+/// A name costs more than an expert of a few bytes: the file's length bounds how many there are.
+#[test]
+fn experts_of_a_few_bytes_are_refused() {
+    let stacked = |num_experts: u64, sizes: u64| {
+        let mut file = good().with_key("general.architecture", text("qwen3moe"));
+        let half_bytes = (num_experts * sizes * 4).next_multiple_of(32);
+        for (index, half) in ["a", "b"].into_iter().enumerate() {
+            let dims = if half == "a" { vec![sizes, 1, num_experts] } else { vec![1, sizes, num_experts] };
+            let offset = index as u64 * half_bytes;
+            file.tensors[index] = (format!("blk.0.ffn_gate_exps.weight.lora_{half}"), dims, 0, offset);
+        }
+        file.data_bytes = 2 * half_bytes as usize;
+        file.open()
+    };
+    assert_eq!(stacked(100, 8).unwrap().pairs().len(), 100);
+    let error = stacked(100, 1).unwrap_err();
+    let mut reasons = error.reasons();
+    let bounded =
+        |reason: &Reason| matches!(reason, Reason::TooManyExperts { found: 100, max } if (1..100).contains(max));
+    assert!(reasons.all(bounded), "{error}");
+}
+
 /// Every beginning of a good file, and headers that claim more than there is.
 #[test]
 fn cut_and_boastful_files_are_refused() {

@@ -186,6 +186,11 @@ fn token_rows_are_as_many_as_their_tokens() {
     let adapter = load(&list(json!([5, 2])), &rows(2)).unwrap();
     assert_eq!(adapter.settings().token_ids[&Module::EmbedTokens], [5, 2]);
     assert_eq!(load(&list(json!({"embed_tokens": [5, 2]})), &rows(2)).unwrap().content(), adapter.content());
+    // A name ends at a dot: the end of a word is another module.
+    for (name, names_it) in [("model.embed_tokens", true), ("tokens", false), ("d_tokens", false)] {
+        let loaded = load(&list(json!({name: [5, 2]})), &rows(2));
+        assert_eq!(loaded.is_ok(), names_it, "{name}: {loaded:?}");
+    }
     let found = one_reason(&list(json!([5, 2, 9])), &rows(2));
     assert!(matches!(found, Reason::TokenCount { found: 2, expected: 3, .. }), "{found:?}");
     let found = one_reason(&list(json!([5, 2])), &qv());
