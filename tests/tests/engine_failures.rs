@@ -228,6 +228,10 @@ impl BaseWeights for WithHeadNorms<'_> {
         self.0.shape()
     }
 
+    fn is_tied(&self) -> bool {
+        self.0.is_tied()
+    }
+
     fn read_rows(&self, site: Site, first_row: usize, rows: &mut [f32]) -> bool {
         self.0.read_rows(site, first_row, rows)
     }

@@ -177,7 +177,8 @@ impl Adapter {
     /// them ascending: its name in messages (length as u8, then UTF-8) and its matrix as above; then the settings: the kind of
     /// `base_init` (u8: 0 kept, 1 pissa, 2 olora, 3 KaSA); the number of modules with token rows (u64), and for each its name, the
     /// number of its tokens (u64) and they themselves (u64); number and ends of the ranges of layers; number of invocation
-    /// tokens, and they.
+    /// tokens, and they; whether the
+    /// embedding's pair serves the head (u8).
     /// Integers are little-endian, absent ones 0. Alpha and ranks of the config count only through the scaling; notes and origin do not count.
     pub fn content(&self) -> ContentDigest {
         self.content
@@ -268,7 +269,7 @@ fn digest(pairs: &BTreeMap<Site, LoraPair>, extras: &BTreeMap<Extra, Matrix>, se
         text(&mut hasher, &extra.to_string());
         matrix(&mut hasher, tensor);
     }
-    let Settings { base_init, token_ids, layer_replication, invocation_tokens } = settings;
+    let Settings { base_init, token_ids, layer_replication, invocation_tokens, embedding_serves_head } = settings;
     hasher.update(&[match base_init {
         BaseInit::Kept => 0,
         BaseInit::Pissa => 1,
@@ -288,5 +289,6 @@ fn digest(pairs: &BTreeMap<Site, LoraPair>, extras: &BTreeMap<Extra, Matrix>, se
     }
     number(&mut hasher, invocation_tokens.len());
     invocation_tokens.iter().for_each(|token| number(&mut hasher, *token as usize));
+    hasher.update(&[u8::from(*embedding_serves_head)]);
     ContentDigest::new(*hasher.finalize().as_bytes())
 }

@@ -10,10 +10,14 @@ use serde_json::Value;
 use crate::config::{CONFIG_FILE, bad_field};
 use crate::error::Reasons;
 use crate::keys::Half;
-use crate::matrix::{Matrix, MatrixError};
+use crate::matrix::Matrix;
+use crate::reason::Reason;
 
 /// More blocks than any group of devices is large: a short config must not make much memory of a small file.
 const MAX_BLOCKS: usize = 64;
+
+/// More bytes than A or B of any model has: rank 512 on 400,000 features in double precision would be that many.
+const MAX_DIAGONAL_BYTES: usize = 1 << 31;
 
 /// What `use_bdlora` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,10 +73,17 @@ impl BlockDiagonal {
 }
 
 /// The matrix with its `num_blocks` groups of rows on a diagonal. The rows are a multiple of the blocks.
-pub(crate) fn on_diagonal(stored: &Matrix, num_blocks: usize) -> Result<Matrix, MatrixError> {
+pub(crate) fn on_diagonal(stored: &Matrix, num_blocks: usize) -> Result<Matrix, Reason> {
     let (rows, cols, size) = (stored.rows(), stored.cols(), stored.dtype().bytes());
     let (row_bytes, out_bytes) = (cols * size, cols * num_blocks * size);
-    let mut bytes = vec![0; rows * out_bytes];
+    // The zeros are not in the file: the one place where a file becomes more than its own size.
+    let needed_bytes = rows.saturating_mul(out_bytes);
+    if needed_bytes > MAX_DIAGONAL_BYTES {
+        return Err(Reason::OutOfMemory { needed_bytes });
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(needed_bytes).map_err(|_| Reason::OutOfMemory { needed_bytes })?;
+    bytes.resize(needed_bytes, 0);
     for (row, (out, stored)) in
         bytes.chunks_exact_mut(out_bytes).zip(stored.bytes().chunks_exact(row_bytes)).enumerate()
     {
@@ -81,5 +92,18 @@ pub(crate) fn on_diagonal(stored: &Matrix, num_blocks: usize) -> Result<Matrix, 
     }
     let range = 0..bytes.len();
     let name = Arc::from(stored.tensor());
-    Matrix::from_bytes(name, [rows, cols * num_blocks], stored.dtype(), Arc::new(bytes), range)
+    Ok(Matrix::from_bytes(name, [rows, cols * num_blocks], stored.dtype(), Arc::new(bytes), range)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_file_does_not_become_much_memory() {
+        let stored = Matrix::from_f32(512, 20_000, &vec![0.5; 512 * 20_000]).unwrap();
+        let needed_bytes = 512 * 20_000 * 4 * 64;
+        assert_eq!(on_diagonal(&stored, 64).unwrap_err(), Reason::OutOfMemory { needed_bytes });
+        assert_eq!(on_diagonal(&stored, 2).unwrap().cols(), 40_000);
+    }
 }

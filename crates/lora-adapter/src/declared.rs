@@ -41,6 +41,8 @@ pub(crate) struct Declared {
     base_init: BaseInit,
     layer_replication: Vec<(usize, usize)>,
     invocation_tokens: Vec<u32>,
+    /// Whether the tool computes the logits of a tied model with the adapted embedding.
+    ties_pairs: bool,
 }
 
 /// `trainable_token_indices`.
@@ -90,12 +92,13 @@ impl Declared {
             base_init,
             layer_replication: fields.layer_replication(),
             invocation_tokens: fields.invocation_tokens(),
+            ties_pairs: false,
         }
     }
 
     /// What a config of mlx-lm says.
     pub(crate) fn of_mlx(dora: bool) -> Self {
-        Declared { dora: Some(dora), dora_field: "fine_tune_type", ..Declared::default() }
+        Declared { dora: Some(dora), dora_field: "fine_tune_type", ties_pairs: true, ..Declared::default() }
     }
 
     /// What a GGUF file says.
@@ -138,6 +141,11 @@ impl Declared {
             token_ids,
             layer_replication: self.layer_replication.clone(),
             invocation_tokens: self.invocation_tokens.clone(),
+            embedding_serves_head: self.ties_pairs
+                && sorted
+                    .pairs
+                    .iter()
+                    .any(|pair| pair.target == Target::Site(Site::Vocabulary { module: Module::EmbedTokens })),
         }
     }
 }

@@ -105,4 +105,6 @@ pub struct Settings {
     pub layer_replication: Vec<(usize, usize)>,
     /// The tokens from whose last occurrence on the adapter acts; empty where it always does.
     pub invocation_tokens: Vec<u32>,
+    /// The pair of the embedding acts on the head too where the base model ties both, as in mlx-lm; in PEFT it does not.
+    pub embedding_serves_head: bool,
 }

@@ -120,7 +120,7 @@ fn off(value: &Value) -> bool {
 /// Initialisations after which W + scaling · B·A on the clean base is the trained model, and the two that subtract from the
 /// base what can be worked out again exactly. The others subtract what depends on chance or on data.
 fn known_init(value: &Value) -> bool {
-    const PLAIN: [&str; 7] = ["gaussian", "eva", "orthogonal", "mica", "lora_ga", "pissa", "olora"];
+    const PLAIN: [&str; 6] = ["gaussian", "eva", "orthogonal", "mica", "pissa", "olora"];
     match value {
         Value::Null | Value::Bool(_) => true,
         Value::String(name) => PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(name)),

@@ -82,6 +82,11 @@ impl LoraPair {
         self.a.bytes().len() + self.b.bytes().len()
     }
 
+    /// Other matrices of the same rank under the same scaling.
+    pub(crate) fn with_matrices(self, a: Matrix, b: Matrix) -> Self {
+        LoraPair { a, b, ..self }
+    }
+
     /// The pair with another B of the same shape.
     pub(crate) fn with_b(self, b: Matrix) -> Self {
         LoraPair { b, ..self }

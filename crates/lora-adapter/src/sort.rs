@@ -136,8 +136,8 @@ pub(crate) fn sort<'a>(
         let (first, second) = (shown(first), shown(second));
         reasons.push(plan.file, Reason::SeveralAdapters { first, second });
     }
-    let nothing = targets.is_empty() && extras.is_empty() && unsupported.is_empty() && dialects.is_empty();
-    if nothing && plan.tensors.len() == training_only.values().sum::<usize>() {
+    let nothing = targets.is_empty() && unsupported.is_empty() && dialects.is_empty();
+    if nothing && plan.tensors.len() == extras.len() + training_only.values().sum::<usize>() {
         reasons.push(plan.file, Reason::NoPairs { num_tensors: plan.tensors.len() });
     }
     for (feature, (num_tensors, first)) in unsupported {

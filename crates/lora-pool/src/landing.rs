@@ -1,7 +1,7 @@
 //! A load on its way: from a reserved name over a taken slot to a resident generation.
 //!
-//! Whatever stops it on the way (an error, a panic, a drop), the name and the slot are free again, no row of the slot
-//! table has been published, and what was copied so far is unreachable.
+//! Whatever stops it on the way (an error, a panic, a drop), the slot is free again, the name stands for what it did before
+//! (nothing, or the generation that was to be replaced), and what was copied so far is unreachable.
 
 use std::fmt;
 use std::sync::Arc;

@@ -18,6 +18,10 @@ impl BaseWeights for Ones {
         &self.0
     }
 
+    fn is_tied(&self) -> bool {
+        false
+    }
+
     fn read_rows(&self, _: Site, _: usize, rows: &mut [f32]) -> bool {
         rows.fill(1.0);
         true

@@ -12,6 +12,9 @@ pub trait BaseWeights: Sync {
     /// The shape of the model.
     fn shape(&self) -> &ModelShape;
 
+    /// Whether the head is the embedding's weight.
+    fn is_tied(&self) -> bool;
+
     /// Writes rows of the weight at `site` from `first_row` on into `rows`, which holds a whole number of them. Row-major as
     /// f32: `[out_features, in_features]` of a projection and of the head, `[vocab_size, hidden_size]` of the embedding.
     /// Where head and embedding are tied, both are the same weight. False where the model has no such weight, or too few

@@ -10,6 +10,7 @@ use std::thread;
 use lora_math::{ScalingRule, Site};
 use nalgebra::{DMatrix, SymmetricEigen};
 
+use super::vectors::on_threads;
 use super::{BaseWeights, Misfit, PrepareOptions};
 use crate::adapter::Adapter;
 use crate::extras::{BaseInit, Extra};
@@ -61,15 +62,7 @@ pub(super) fn pairs(
         let mine = all.iter().skip(thread).step_by(num_threads);
         mine.map(|(site, pair)| (*site, on_clean_base(adapter, base, *site, pair))).collect::<Vec<_>>()
     };
-    let found = thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = (1..num_threads.min(all.len())).map(|thread| scope.spawn(move || work(thread))).collect();
-        let mut found = work(0);
-        for thread in threads {
-            found.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        found
-    });
+    let found = on_threads(num_threads.min(all.len()), work).into_iter().flatten();
     let mut pairs = BTreeMap::new();
     let mut failed = Vec::new();
     for (site, pair) in found {

@@ -71,6 +71,12 @@ pub enum Misfit {
         /// Its name.
         tensor: String,
     },
+    /// The embedding's pair acts on the head too, if the base ties both.
+    #[error("embed_tokens: its pair acts on a tied head too, and only the base weights tell whether it is tied")]
+    NeedsTying,
+    /// DoRA on an embedding that serves a tied head.
+    #[error("embed_tokens: DoRA on an embedding that is the head too, which has no single meaning")]
+    TiedDora,
     /// A tensor that stands in place of one that the model lacks.
     #[error("{extra}: the model has none there (tensor {tensor})")]
     NotInBase {

@@ -5,6 +5,7 @@
 mod base;
 mod init;
 mod misfit;
+mod tied;
 mod vectors;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ use crate::pair::LoraPair;
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreparedAdapter {
     adapter: Adapter,
+    content: ContentDigest,
     pairs: BTreeMap<Site, LoraPair>,
     vectors: Arc<AdapterVectors>,
     shape: ModelShape,
@@ -81,12 +83,16 @@ pub fn prepare(adapter: Adapter, shape: &ModelShape) -> Result<PreparedAdapter, 
     if adapter.settings().base_init != BaseInit::Kept {
         reasons.push(Misfit::NeedsInit { init: adapter.settings().base_init });
     }
+    if adapter.settings().embedding_serves_head {
+        reasons.push(Misfit::NeedsTying);
+    }
     reasons.extend(not_served(&adapter));
     if !reasons.is_empty() {
         return Err(Refusal { reasons });
     }
     let pairs = adapter.pairs().map(|(site, pair)| (site, pair.clone())).collect();
-    Ok(PreparedAdapter { adapter, pairs, vectors: Arc::default(), shape: shape.clone() })
+    let content = adapter.content();
+    Ok(PreparedAdapter { adapter, content, pairs, vectors: Arc::default(), shape: shape.clone() })
 }
 
 /// Checks every site of `adapter` against the model of `base`, and works out all that needs the base weights: gains of
@@ -110,12 +116,44 @@ pub fn prepare_with(
         return Err(Refusal { reasons });
     }
     let mut pairs = init::pairs(&adapter, base, options, &mut reasons);
+    if adapter.settings().embedding_serves_head && base.is_tied() {
+        reasons.extend(tied::serve_head(&adapter, &mut pairs));
+    }
     let vectors = vectors::of(&adapter, base, &mut pairs, &mut reasons);
     if !reasons.is_empty() {
         return Err(Refusal { reasons });
     }
     let shape = shape.clone();
-    Ok(PreparedAdapter { adapter, pairs, vectors: Arc::new(vectors), shape })
+    let content = content(&adapter, &pairs, &vectors);
+    Ok(PreparedAdapter { adapter, content, pairs, vectors: Arc::new(vectors), shape })
+}
+
+/// The adapter's digest where it does the same on every base, else one over that and everything worked out from this base:
+/// BLAKE3 in its key-derivation mode, context `multilora prepared content 1`, over the adapter's digest; for each pair
+/// ascending its site as text, scaling, and the digests of A and B; then each vector with its place as text.
+fn content(adapter: &Adapter, pairs: &BTreeMap<Site, LoraPair>, vectors: &AdapterVectors) -> ContentDigest {
+    let own_pairs = adapter.settings().base_init == BaseInit::Kept && adapter.pairs().len() == pairs.len();
+    if vectors.is_empty() && own_pairs {
+        return adapter.content();
+    }
+    let mut hasher = blake3::Hasher::new_derive_key("multilora prepared content 1");
+    hasher.update(adapter.content().bytes());
+    for (site, pair) in pairs {
+        hasher.update(format!("{site}\n").as_bytes()).update(&pair.scaling().to_bits().to_le_bytes());
+        hasher.update(pair.a().digest()).update(pair.b().digest());
+    }
+    let mut vector = |place: String, values: Option<&Arc<[f32]>>| {
+        hasher.update(format!("{place} {:?}\n", values.map(|values| values.len())).as_bytes());
+        values.iter().flat_map(|values| values.iter()).for_each(|value| {
+            hasher.update(&value.to_bits().to_le_bytes());
+        });
+    };
+    for (site, SiteVectors { gain, shift }) in &vectors.sites {
+        vector(format!("{site} gain"), gain.as_ref());
+        vector(format!("{site} shift"), shift.as_ref());
+    }
+    vectors.norms.iter().for_each(|(norm, values)| vector(norm.to_string(), Some(values)));
+    ContentDigest::new(*hasher.finalize().as_bytes())
 }
 
 /// What an adapter asks for and no engine of this workspace can run, or not as it stands.
@@ -168,9 +206,10 @@ impl PreparedAdapter {
         &self.shape
     }
 
-    /// Digest of what it does; see [`Adapter::content`].
+    /// Digest of what it does on its base: [`Adapter::content`] where that is the same on every base, and another one where
+    /// gains, shifts or pairs come from the base's weights.
     pub fn content(&self) -> ContentDigest {
-        self.adapter.content()
+        self.content
     }
 
     /// The pair at a site; none where the adapter leaves the base model as it is.

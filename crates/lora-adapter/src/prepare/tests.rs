@@ -14,6 +14,7 @@ use crate::matrix::Matrix;
 
 /// A base with weights of its own at every site, biases on q, k and v.
 struct Base {
+    is_tied: bool,
     shape: ModelShape,
     weights: BTreeMap<Site, Vec<f32>>,
 }
@@ -44,7 +45,7 @@ impl Base {
             let Features { in_features, out_features } = shape.features(site).unwrap();
             (site, numbers(seed, in_features * out_features))
         });
-        Base { weights: weights.collect(), shape }
+        Base { is_tied: false, weights: weights.collect(), shape }
     }
 
     fn width(&self, site: Site) -> usize {
@@ -56,6 +57,10 @@ impl Base {
 impl BaseWeights for Base {
     fn shape(&self) -> &ModelShape {
         &self.shape
+    }
+
+    fn is_tied(&self) -> bool {
+        self.is_tied
     }
 
     fn read_rows(&self, site: Site, first_row: usize, rows: &mut [f32]) -> bool {
@@ -450,8 +455,52 @@ fn vectors_beyond_f32_are_refused() {
 #[test]
 fn the_largest_decomposition_bounds_the_estimate() {
     let layer = LayerShape::new().with_mlp(MlpSize { hidden_size: 6144, intermediate_size: 6144 });
-    let base = Base { shape: ModelShape::uniform(6144, 8, 1, layer).unwrap(), weights: BTreeMap::new() };
+    let shape = ModelShape::uniform(6144, 8, 1, layer).unwrap();
+    let base = Base { is_tied: false, shape, weights: BTreeMap::new() };
     let found = refused(&base, adapter(vec![(UP, pair(&base, UP, 1, 20))], vec![], BaseInit::Pissa));
     let [Misfit::DecompositionTooLong { estimate_seconds, .. }] = found[..] else { panic!("{found:?}") };
     assert!((estimate_seconds - 579.8).abs() < 1.0, "{estimate_seconds}");
+}
+
+/// mlx-lm computes the logits of a tied model with the adapted embedding; PEFT leaves the head as it is.
+#[test]
+fn an_embedding_pair_that_serves_a_tied_head_becomes_two() {
+    let serving = || Settings { embedding_serves_head: true, ..Settings::default() };
+    let embedding = |base: &Base| adapter(vec![(EMBED, pair(base, EMBED, 2, 20))], vec![], BaseInit::Kept);
+    let untied = Base::new();
+    let mut tied = Base { is_tied: true, ..Base::new() };
+    tied.weights.insert(HEAD, tied.weights[&EMBED].clone());
+    assert!(prepared(&tied, embedding(&tied)).pair(HEAD).is_none(), "PEFT's");
+    assert!(prepared(&untied, embedding(&untied).carrying(BTreeMap::new(), serving())).pair(HEAD).is_none());
+    let both = prepared(&tied, embedding(&tied).carrying(BTreeMap::new(), serving()));
+    let width = 12;
+    let (embed, head) = (effect(&tied, &both, EMBED).0, effect(&tied, &both, HEAD).0);
+    // One weight, seen from both sides: [hidden_size, vocab_size] here and [vocab_size, hidden_size] there.
+    let turned: Vec<f64> = (0..head.len()).map(|index| embed[index % width * 30 + index / width]).collect();
+    assert_near(&head, &turned);
+    assert_ne!(both.content(), both.adapter().content());
+    // Without the base nothing says whether it is tied; a head with a pair of its own keeps it.
+    let alone = prepare(embedding(&tied).carrying(BTreeMap::new(), serving()), &tied.shape).unwrap_err();
+    assert_eq!(alone.reasons, [Misfit::NeedsTying]);
+    let own = pair(&tied, HEAD, 1, 40);
+    let pairs = vec![(EMBED, pair(&tied, EMBED, 2, 20)), (HEAD, own.clone())];
+    let kept = prepared(&tied, adapter(pairs, vec![], BaseInit::Kept).carrying(BTreeMap::new(), serving()));
+    assert_eq!(kept.pair(HEAD), Some(&own));
+    let dora = BTreeMap::from([(Extra::Magnitude(EMBED), row(&[1.0; 12]))]);
+    assert_eq!(refused(&tied, embedding(&tied).carrying(dora, serving())), [Misfit::TiedDora]);
+}
+
+/// A name must not keep gains of another base because the files are the same.
+#[test]
+fn what_comes_from_the_base_is_in_the_digest() {
+    let (base, mut other) = (Base::new(), Base::new());
+    other.weights.get_mut(&Q).unwrap()[0] += 1.0;
+    let plain = |base: &Base| adapter(vec![(Q, pair(base, Q, 2, 20))], vec![], BaseInit::Kept);
+    assert_eq!(prepared(&base, plain(&base)).content(), prepared(&other, plain(&other)).content());
+    assert_eq!(prepared(&base, plain(&base)).content(), plain(&base).content());
+    for (init, extras) in [(BaseInit::Kept, vec![(Extra::Magnitude(Q), row(&[1.0; 12]))]), (BaseInit::Pissa, vec![])] {
+        let on = |base: &Base| prepared(base, adapter(vec![(Q, pair(base, Q, 2, 20))], extras.clone(), init)).content();
+        assert_eq!(on(&base), on(&base));
+        assert_ne!(on(&base), on(&other), "{init:?}");
+    }
 }

@@ -184,6 +184,24 @@ fn add_scaled(row: &mut [f32], other: &[f32], factor: f32) {
     row.iter_mut().zip(other).for_each(|(value, other)| *value += factor * other);
 }
 
+/// Runs `work` for each index below `num_threads`, on threads of their own as far as the system gives any, else here.
+pub(super) fn on_threads<T: Send>(num_threads: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let (mut threads, mut left) = (Vec::new(), vec![0]);
+        for index in 1..num_threads {
+            match thread::Builder::new().spawn_scoped(scope, move || work(index)) {
+                Ok(thread) => threads.push(thread),
+                Err(_) => left.push(index),
+            }
+        }
+        let mut results: Vec<T> = left.into_iter().map(work).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        results.extend(joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))));
+        results
+    })
+}
+
 /// Runs `f` on blocks of rows of a base weight, on all processors; each result with its first row. None where the base
 /// lacks a row.
 fn in_blocks<T: Send>(
@@ -207,16 +225,7 @@ fn in_blocks<T: Send>(
             })
             .collect::<Option<Vec<_>>>()
     };
-    let parts: Vec<Option<Vec<(usize, T)>>> = thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> =
-            (1..num_threads.min(num_blocks)).map(|thread| scope.spawn(move || work(thread))).collect();
-        let mut parts = vec![work(0)];
-        parts.extend(
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
-        );
-        parts
-    });
+    let parts = on_threads(num_threads.min(num_blocks), work);
     Some(parts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 

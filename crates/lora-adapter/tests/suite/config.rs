@@ -203,6 +203,7 @@ fn fields_that_change_the_arithmetic_are_refused_by_name() {
         ("enable_lora", json!([true, false, true]), Feature::FusedProjection),
         ("init_lora_weights", json!("pissa_niter_16"), Feature::AlteringInit),
         ("init_lora_weights", json!("corda"), Feature::AlteringInit),
+        ("init_lora_weights", json!("lora_ga"), Feature::AlteringInit),
         ("init_lora_weights", json!("loftq"), Feature::AlteringInit),
         ("init_lora_weights", json!("a new one"), Feature::AlteringInit),
         ("peft_type", json!("IA3"), Feature::OtherPeftMethod),

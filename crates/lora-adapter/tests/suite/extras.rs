@@ -171,11 +171,14 @@ fn norms_and_whole_modules() {
     assert!(matches!(found, Reason::UnknownTensor { .. }), "{found:?}");
 }
 
+/// PEFT's LoRA always has a pair: without any they were lost on the way.
 #[test]
-fn an_adapter_may_be_norms_alone() {
+fn norms_without_any_pair_are_refused() {
     let norms = [tensor(named("0.input_layernorm.weight"), &[8])];
-    let adapter = load(&config_with(json!({})), &norms).unwrap();
-    assert_eq!((adapter.pairs().len(), adapter.extras().len()), (0, 1));
+    let found = one_reason(&config_with(json!({"modules_to_save": ["input_layernorm"]})), &norms);
+    assert_eq!(found, Reason::NoPairs { num_tensors: 1 });
+    let both = [&qv()[..], &norms].concat();
+    let adapter = load(&config_with(json!({})), &both).unwrap();
     assert!(adapter.report().to_string().contains("trained norm × 1, layer 0"), "{}", adapter.report());
 }
 

@@ -56,6 +56,10 @@ impl BaseWeights for TransformerModel {
         TransformerModel::shape(self)
     }
 
+    fn is_tied(&self) -> bool {
+        self.lm_head.is_none()
+    }
+
     fn read_rows(&self, site: Site, first_row: usize, rows: &mut [f32]) -> bool {
         let Some(weight) = self.weight(site) else { return false };
         let width = weight.in_features();

@@ -176,7 +176,8 @@ impl NamedAdapter {
 
 /// What a refusal says beside that the base weights are needed; none where they are all that is missing.
 pub(crate) fn beyond_weights(refusal: Refusal) -> Option<Refusal> {
-    let needs_weights = |reason: &Misfit| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. });
+    let needs_weights =
+        |reason: &Misfit| matches!(reason, Misfit::NeedsBase { .. } | Misfit::NeedsInit { .. } | Misfit::NeedsTying);
     let reasons: Vec<Misfit> = refusal.reasons.into_iter().filter(|reason| !needs_weights(reason)).collect();
     (!reasons.is_empty()).then_some(Refusal { reasons })
 }
