@@ -11,7 +11,7 @@ use lora_pool::{LoraPool, PoolOptions};
 use model_engine::checkpoint::{Checkpoint, LoadOptions};
 use model_engine::{Engine, EngineOptions, LogitsFor, SequenceId, StepInput, TransformerModel};
 
-use crate::golden::{adapter_dir, model_dir};
+use crate::golden::{adapter_dir, golden_dir, model_dir};
 
 /// The back ends that apply adapters, by name.
 #[must_use]
@@ -29,7 +29,11 @@ pub fn load_model(path: &Path) -> TransformerModel {
 
 /// A golden adapter prepared with the weights of its model, or the text of what refused it.
 pub fn load_prepared(kind: &str, case: &str, model: &TransformerModel) -> Result<PreparedAdapter, String> {
-    let adapter = Adapter::open(&adapter_dir(kind, case)).map_err(|error| error.to_string())?;
+    prepared_in(&adapter_dir(kind, case), model)
+}
+
+fn prepared_in(directory: &Path, model: &TransformerModel) -> Result<PreparedAdapter, String> {
+    let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     prepare_with(adapter, model, &PrepareOptions::default()).map_err(|error| error.to_string())
 }
 
@@ -67,11 +71,17 @@ pub fn open_pool(shape: &ModelShape, adapters: &[(String, PreparedAdapter)]) -> 
 /// An engine over a golden model and these of its adapters.
 #[must_use]
 pub fn golden_engine(kind: &str, cases: &[&str], options: &EngineOptions) -> Engine {
+    directory_engine(kind, &golden_dir().join("adapters").join(kind), cases, options)
+}
+
+/// An engine over a golden model and the adapters in these folders of a directory.
+#[must_use]
+pub fn directory_engine(kind: &str, directory: &Path, cases: &[&str], options: &EngineOptions) -> Engine {
     let model = load_model(&model_dir(kind));
     let adapters: Vec<(String, PreparedAdapter)> = cases
         .iter()
         .map(|case| {
-            let adapter = load_prepared(kind, case, &model);
+            let adapter = prepared_in(&directory.join(case), &model);
             ((*case).to_owned(), adapter.unwrap_or_else(|error| panic!("{kind} {case}: {error}")))
         })
         .collect();

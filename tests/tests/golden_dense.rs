@@ -2,13 +2,9 @@
 //! batches, by prefill and by decode.
 
 use conformance::engines::{back_ends, golden_engine, load_model, load_prepared, named, small_options};
-use conformance::golden::{
-    DENSE_BOUND, DENSE_KINDS, TensorFile, adapter_cases, adapter_dir, golden_dir, largest, largest_difference,
-    mixed_batches, model_dir,
-};
+use conformance::golden::{DENSE_KINDS, TensorFile, adapter_cases, adapter_dir, golden_dir, mixed_batches, model_dir};
+use conformance::rows::{Row, check, difference, file_rows};
 use lora_math::AdapterSelection;
-use model_engine::Engine;
-use model_engine::score::{ScoreRequest, score};
 
 /// The golden adapters that are served, by kind.
 const SERVED: [(&str, &[&str]); 6] = [
@@ -84,48 +80,13 @@ const REFUSED: [(&str, &[(&str, &str)]); 6] = [
     ("qwen3_tied", &[]),
 ];
 
-/// One sequence and what it must give.
-struct Row {
-    selection: AdapterSelection,
-    token_ids: Vec<u32>,
-    expected: Vec<f32>,
-}
-
-/// The largest difference over all rows, run as one batch: all tokens by prefill, or the last half by decode steps.
-fn difference(engine: &mut Engine, rows: &[Row], by_decode: bool) -> f32 {
-    let requests: Vec<ScoreRequest> = rows
-        .iter()
-        .map(|row| {
-            let split = if by_decode { row.token_ids.len() / 2 } else { row.token_ids.len() };
-            let (token_ids, decode) = row.token_ids.split_at(split);
-            ScoreRequest { selection: row.selection.clone(), token_ids: token_ids.to_vec(), decode: decode.to_vec() }
-        })
-        .collect();
-    let logits = score(engine, &requests).expect("logits");
-    let differences = logits.iter().zip(rows).map(|(found, row)| largest_difference(found, &row.expected));
-    largest(differences)
-}
-
-fn check(engine: &mut Engine, rows: &[Row], what: &str) {
-    for by_decode in [false, true] {
-        let found = difference(engine, rows, by_decode);
-        assert!(found <= DENSE_BOUND, "{what}: logits differ by {found:e} (decode steps: {by_decode})");
-    }
-}
-
 /// The rows of a case's golden file: under the adapter, or by the base.
 fn case_rows(kind: &str, case: &str, with_adapter: bool) -> Vec<Row> {
     // The converted form of an adapter gives the logits of the form that it was converted from.
     let golden = case.trim_end_matches("_converted");
-    let file = TensorFile::open(&adapter_dir(kind, golden).join("golden.safetensors"));
-    let logits = file.logits(if with_adapter { "logits_adapter" } else { "logits_base" });
-    let selection = if with_adapter { named(case) } else { AdapterSelection::Base };
-    let rows = file.token_rows("input_ids").into_iter().enumerate();
-    rows.map(|(index, token_ids)| {
-        let expected = logits.sequence(index).to_vec();
-        Row { selection: selection.clone(), token_ids, expected }
-    })
-    .collect()
+    let file = adapter_dir(kind, golden).join("golden.safetensors");
+    let logits = if with_adapter { "logits_adapter" } else { "logits_base" };
+    file_rows(&file, logits, &if with_adapter { named(case) } else { AdapterSelection::Base })
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Config {
         Some(Config {
             rank: rank?,
             alpha: alpha.unwrap_or_default(),
-            rule: rule.unwrap_or_default(),
+            rule,
             ranks: ranks?,
             alphas: alphas.unwrap_or_default(),
             targets: targets(&object),
@@ -213,15 +213,35 @@ impl Config {
 }
 
 /// The object under the reader's eye, and where its reasons go.
-struct Fields<'a> {
-    object: &'a Map<String, Value>,
-    reasons: &'a mut Reasons,
+pub(crate) struct Fields<'a> {
+    pub(crate) object: &'a Map<String, Value>,
+    pub(crate) reasons: &'a mut Reasons,
 }
 
 const RANK: &str = "a whole number from 1 to 512";
 const ALPHA: &str = "a finite number";
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
+    /// A field that says something.
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
+        self.object.get(field).filter(|value| !value.is_null())
+    }
+
+    /// Refuses a field for its value.
+    pub(crate) fn refuse_value(&mut self, field: &str, expected: &str) {
+        let value = self.object.get(field).unwrap_or(&Value::Null);
+        self.refuse(bad_field(field, expected, value));
+    }
+
+    /// A switch; none where the field says nothing, or something else, which is refused.
+    pub(crate) fn switch(&mut self, field: &str) -> Option<bool> {
+        match self.get(field)? {
+            Value::Bool(on) => return Some(*on),
+            _ => self.refuse_value(field, "true or false"),
+        }
+        None
+    }
+
     fn refuse(&mut self, reason: Reason) {
         self.reasons.push(CONFIG_FILE, reason);
     }
@@ -266,14 +286,10 @@ impl Fields<'_> {
         number
     }
 
-    fn rule(&mut self) -> Option<ScalingRule> {
-        match self.object.get("use_rslora") {
-            None | Some(Value::Null | Value::Bool(false)) => Some(ScalingRule::Standard),
-            Some(Value::Bool(true)) => Some(ScalingRule::RankStabilized),
-            Some(other) => {
-                self.refuse(bad_field("use_rslora", "true or false", other));
-                None
-            }
+    fn rule(&mut self) -> ScalingRule {
+        match self.switch("use_rslora") {
+            Some(true) => ScalingRule::RankStabilized,
+            _ => ScalingRule::Standard,
         }
     }
 

@@ -9,9 +9,10 @@ use lora_math::{Module, Site};
 use serde_json::{Map, Value};
 
 use crate::blocks::BlockDiagonal;
-use crate::config::{CONFIG_FILE, bad_field};
+use crate::config::{CONFIG_FILE, Fields, bad_field};
 use crate::error::{Reasons, shown};
 use crate::extras::{BaseInit, Extra, Settings};
+use crate::marks;
 use crate::modules::Target;
 use crate::reason::Reason;
 use crate::sort::{PairPlan, Sorted};
@@ -85,7 +86,8 @@ impl Declared {
             kasa,
             bias: fields.bias(),
             // The versions between 0.5 and 0.21 save none for "lora_only".
-            saves_biases: object.get("bias").is_some_and(|bias| bias == "all") || is_0_21_or_later(object),
+            saves_biases: object.get("bias").is_some_and(|bias| bias == "all")
+                || marks::version(object).is_some_and(|version| version >= (0, 21)),
             modules_to_save: fields.names("modules_to_save"),
             tokens: fields.tokens(),
             blocks,
@@ -245,36 +247,12 @@ impl Check<'_> {
     }
 }
 
-/// The object under the reader's eye, and where its reasons go.
-struct Fields<'a> {
-    object: &'a Map<String, Value>,
-    reasons: &'a mut Reasons,
-}
-
-impl<'a> Fields<'a> {
-    fn get(&self, field: &str) -> Option<&'a Value> {
-        self.object.get(field).filter(|value| !value.is_null())
-    }
-
-    fn refuse(&mut self, field: &str, expected: &str) {
-        let value = self.object.get(field).unwrap_or(&Value::Null);
-        let reason = bad_field(field, expected, value);
-        self.reasons.push(CONFIG_FILE, reason);
-    }
-
-    fn switch(&mut self, field: &str) -> Option<bool> {
-        match self.get(field)? {
-            Value::Bool(on) => return Some(*on),
-            _ => self.refuse(field, "true or false"),
-        }
-        None
-    }
-
+impl Fields<'_> {
     fn bias(&mut self) -> Option<String> {
         match self.get("bias")?.as_str() {
             Some("none") => {}
             Some(value @ ("all" | "lora_only")) => return Some(format!("\"{value}\"")),
-            _ => self.refuse("bias", "\"none\", \"all\" or \"lora_only\""),
+            _ => self.refuse_value("bias", "\"none\", \"all\" or \"lora_only\""),
         }
         None
     }
@@ -284,7 +262,7 @@ impl<'a> Fields<'a> {
         let names =
             value.as_array().and_then(|list| list.iter().map(|name| name.as_str().map(str::to_owned)).collect());
         names.unwrap_or_else(|| {
-            self.refuse(field, "a list of names");
+            self.refuse_value(field, "a list of names");
             Vec::new()
         })
     }
@@ -304,7 +282,7 @@ impl<'a> Fields<'a> {
             Some(Tokens::Embedding(tokens)) if tokens.is_empty() => Tokens::None,
             Some(tokens) => tokens,
             None => {
-                self.refuse(FIELD, "distinct tokens, as a list or by module");
+                self.refuse_value(FIELD, "distinct tokens, as a list or by module");
                 Tokens::None
             }
         }
@@ -316,7 +294,7 @@ impl<'a> Fields<'a> {
         let tokens = value.as_array().and_then(|list| list.iter().map(token).collect::<Option<Vec<u32>>>());
         match tokens {
             Some(tokens) if !tokens.is_empty() && tokens.len() <= MAX_TOKENS => return tokens,
-            _ => self.refuse(FIELD, "a list of one or more tokens"),
+            _ => self.refuse_value(FIELD, "a list of one or more tokens"),
         }
         Vec::new()
     }
@@ -334,7 +312,7 @@ impl<'a> Fields<'a> {
         let ranges = value.as_array().and_then(|list| list.iter().map(range).collect::<Option<Vec<_>>>());
         match ranges {
             Some(ranges) if !ranges.is_empty() => return ranges,
-            _ => self.refuse(FIELD, "a list of [first, end) ranges of layers"),
+            _ => self.refuse_value(FIELD, "a list of [first, end) ranges of layers"),
         }
         Vec::new()
     }
@@ -349,10 +327,4 @@ fn token_list(value: &Value) -> Option<Vec<u32>> {
     let tokens: Vec<u32> = value.as_array()?.iter().map(token).collect::<Option<_>>()?;
     let distinct: BTreeSet<u32> = tokens.iter().copied().collect();
     (distinct.len() == tokens.len() && tokens.len() <= MAX_TOKENS).then_some(tokens)
-}
-
-fn is_0_21_or_later(object: &Map<String, Value>) -> bool {
-    let version = object.get("peft_version").and_then(Value::as_str);
-    let numbers = version.map(|version| version.split('.').map_while(|part| part.parse().ok()).collect::<Vec<u64>>());
-    numbers.is_some_and(|numbers| numbers.as_slice() >= [0, 21].as_slice())
 }

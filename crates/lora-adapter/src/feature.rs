@@ -19,10 +19,6 @@ pub enum Feature {
     ReplacedModule,
     /// Replaced rows of the embedding or the head (`trainable_token_indices`).
     TrainableTokens,
-    /// LoRA on the token embedding.
-    EmbeddingLora,
-    /// LoRA on the output head.
-    HeadLora,
     /// A copy of the base model's embedding or head.
     BaseWeightCopy,
     /// LoRA on one projection that holds q, k and v, or gate and up.
@@ -31,8 +27,6 @@ pub enum Feature {
     InvocationTokens,
     /// Layers of the base model repeated (`layer_replication`).
     LayerReplication,
-    /// A or B stored as packed blocks (`use_bdlora`).
-    BlockDiagonal,
     /// A diagonal between A and B, on a base with singular components removed (`kasa_config`).
     Kasa,
     /// An initialisation that changes the base weights (`init_lora_weights`).
@@ -59,13 +53,10 @@ impl Feature {
             Feature::TrainedBias => "trained biases of the base model",
             Feature::ReplacedModule => "whole modules saved with the adapter (modules_to_save)",
             Feature::TrainableTokens => "trained rows of the embedding or head (trainable tokens)",
-            Feature::EmbeddingLora => "LoRA on the token embedding",
-            Feature::HeadLora => "LoRA on the output head",
             Feature::BaseWeightCopy => "a copy of the base model's embedding or head",
             Feature::FusedProjection => "LoRA on a fused projection (qkv or gate_up)",
             Feature::InvocationTokens => "activated LoRA (invocation tokens)",
             Feature::LayerReplication => "replicated base layers",
-            Feature::BlockDiagonal => "block-diagonal LoRA (BD-LoRA)",
             Feature::Kasa => "KaSA (a diagonal between A and B, and an altered base)",
             Feature::AlteringInit => "an initialisation that alters the base weights",
             Feature::QaLora => "QALoRA",

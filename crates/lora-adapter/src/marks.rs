@@ -123,7 +123,8 @@ fn family(object: &Map<String, Value>) -> Option<Family> {
     })
 }
 
-fn version(object: &Map<String, Value>) -> Option<(u64, u64)> {
+/// The first two numbers of `peft_version`; PEFT before 0.18 does not write it.
+pub(crate) fn version(object: &Map<String, Value>) -> Option<(u64, u64)> {
     let mut parts = object.get("peft_version")?.as_str()?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

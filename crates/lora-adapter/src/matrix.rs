@@ -15,6 +15,7 @@ use lora_math::SlotDtype;
 use serde::Serialize;
 use thiserror::Error;
 
+pub(crate) use convert::row_major;
 use convert::{convert, element, first_non_finite, widened};
 
 /// Bytes that are digested and checked together: small enough to be in cache for the second look.
@@ -262,6 +263,15 @@ impl Matrix {
     pub(crate) fn row_f32(&self, rows: Range<usize>) -> Vec<f32> {
         let row_bytes = self.cols * self.dtype.bytes();
         widened(self.dtype, &self.bytes()[rows.start * row_bytes..rows.end * row_bytes])
+    }
+
+    /// The same elements with rows and columns changed over.
+    pub fn transposed(&self) -> Self {
+        let shape = [self.cols, self.rows];
+        let bytes = row_major(self.bytes(), shape, self.dtype);
+        let range = 0..bytes.len();
+        let transposed = Self::from_bytes(self.tensor.clone(), shape, self.dtype, Arc::new(bytes), range);
+        transposed.expect("the elements of a checked matrix")
     }
 
     /// Writes the elements as `dtype`, little-endian, rounded to nearest, ties to even. What is below the smallest

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::matrix::{FileDtype, Matrix, MatrixError};
+use crate::matrix::{FileDtype, Matrix, MatrixError, row_major};
 use crate::reason::Reason;
 
 /// Neighbours in the file are read together up to this many bytes: large enough for the system's large pages, small
@@ -125,24 +125,6 @@ fn drain(receiver: &Mutex<Receiver<Unchecked<'_>>>) -> Vec<Checked> {
         };
         checked.push((index, matrix));
     }
-}
-
-/// The elements of a matrix stored column after column, row after row. Square blocks keep both sides in cache.
-fn row_major(stored: &[u8], [rows, cols]: [usize; 2], dtype: FileDtype) -> Vec<u8> {
-    const BLOCK: usize = 32;
-    let size = dtype.bytes();
-    let mut out = vec![0; stored.len()];
-    for first_row in (0..rows).step_by(BLOCK) {
-        for first_col in (0..cols).step_by(BLOCK) {
-            for row in first_row..rows.min(first_row + BLOCK) {
-                for col in first_col..cols.min(first_col + BLOCK) {
-                    let (to, from) = ((row * cols + col) * size, (col * rows + row) * size);
-                    out[to..to + size].copy_from_slice(&stored[from..from + size]);
-                }
-            }
-        }
-    }
-    out
 }
 
 /// Cuts the plans, ordered by place, into runs of neighbours of at most [`SEGMENT_BYTES`] or of one larger matrix.

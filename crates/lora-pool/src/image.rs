@@ -64,16 +64,6 @@ fn check(prepared: &PreparedAdapter, layout: &SlotLayout) -> Result<(), PoolErro
     Ok(())
 }
 
-/// Writes elements of `size` bytes, in rows of `width`, column after column.
-fn transpose(rows: &[u8], out: &mut [u8], width: usize, size: usize) {
-    let num_rows = rows.len() / (width * size);
-    for (index, element) in rows.chunks_exact(size).enumerate() {
-        let (row, col) = (index / width, index % width);
-        let at = (col * num_rows + row) * size;
-        out[at..at + size].copy_from_slice(element);
-    }
-}
-
 impl<B: AsRef<[u8]> + AsMut<[u8]>> PackedImage<B> {
     /// Packs an adapter as its [`packed_layout`] says, in elements of `dtype`.
     pub(crate) fn pack<M>(
@@ -93,9 +83,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> PackedImage<B> {
             let a = &mut bytes[span.a_offset..span.a_offset + span.a_bytes];
             if span.site == (Site::Vocabulary { module: Module::EmbedTokens }) {
                 // Read by token: one row a token.
-                let mut rows = vec![0; span.a_bytes];
-                pair.a().write_as(dtype, &mut rows).map_err(narrowed)?;
-                transpose(&rows, a, pair.in_features(), dtype.bytes());
+                pair.a().transposed().write_as(dtype, a).map_err(narrowed)?;
             } else {
                 pair.a().write_as(dtype, a).map_err(narrowed)?;
             }

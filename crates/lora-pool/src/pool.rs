@@ -19,7 +19,7 @@ use crate::memory::{DeviceMemory, MemoryError};
 use crate::options::PoolOptions;
 use crate::placement::FixedStride;
 use crate::snapshot::PoolSnapshot;
-use crate::state::{Existing, Loading, PoolState, Reserved};
+use crate::state::{Existing, Installed, Loading, PoolState, Reserved};
 use crate::steps::Steps;
 use crate::table::TableRef;
 
@@ -121,11 +121,21 @@ impl<M: DeviceMemory> LoraPool<M> {
     ///   [`PoolError::Narrowing`];
     /// - the device: [`PoolError::Memory`].
     pub fn stage(self: &Arc<Self>, name: &str, prepared: &PreparedAdapter) -> Result<Staged<M>, PoolError> {
-        let _span = debug_span!("stage adapter", name).entered();
+        self.stage_as(name, prepared, Existing::Keep)
+    }
+
+    /// Stages, and does with a name that points to other contents as `existing` says.
+    pub(crate) fn stage_as(
+        self: &Arc<Self>,
+        name: &str,
+        prepared: &PreparedAdapter,
+        existing: Existing,
+    ) -> Result<Staged<M>, PoolError> {
+        let _span = debug_span!("stage adapter", name, ?existing).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
-        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged, Existing::Keep)?;
-        self.land(name, reserved, prepared, (packed, Existing::Keep))
+        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged, existing)?;
+        self.land(name, reserved, prepared, (packed, existing))
     }
 
     /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
@@ -154,17 +164,36 @@ impl<M: DeviceMemory> LoraPool<M> {
         prepared: &PreparedAdapter,
         stream: &M::Stream,
     ) -> Result<Lease, PoolError> {
-        let _span = debug_span!("load adapter", name).entered();
+        let (lease, _) = self.load_as(name, prepared, Existing::Keep, stream)?;
+        Ok(lease)
+    }
+
+    /// Loads with a lease, and does with a name that points to other contents as `existing` says. Gives what the name
+    /// pointed to before too.
+    pub(crate) fn load_as(
+        self: &Arc<Self>,
+        name: &str,
+        prepared: &PreparedAdapter,
+        existing: Existing,
+        stream: &M::Stream,
+    ) -> Result<(Lease, Option<AdapterId>), PoolError> {
+        let _span = debug_span!("load adapter", name, ?existing).entered();
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
-        let reserved = self.reserve_waiting(&name, prepared.content(), Existing::Keep)?;
-        match self.land(name, reserved, prepared, (packed, Existing::Keep))? {
-            Staged::Resident(lease) => Ok(lease),
-            Staged::Landing(landing) => landing.publish_leased(stream),
+        let reserved = self.reserve_waiting(&name, prepared.content(), existing)?;
+        match self.land(name, reserved, prepared, (packed, existing))? {
+            Staged::Resident(lease) => {
+                let id = lease.id();
+                Ok((lease, Some(id)))
+            }
+            Staged::Landing(landing) => {
+                let Installed { leased, replaced } = landing.install(stream)?;
+                Ok((Lease::new(self.clone(), leased), replaced))
+            }
         }
     }
 
-    pub(crate) fn reserve_waiting(
+    fn reserve_waiting(
         &self,
         name: &Arc<str>,
         content: ContentDigest,
@@ -181,7 +210,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
-    pub(crate) fn land(
+    fn land(
         self: &Arc<Self>,
         name: Arc<str>,
         reserved: Reserved,
@@ -385,7 +414,7 @@ pub(crate) struct TakenSlot<M: DeviceMemory> {
     pub(crate) fence: Option<Arc<M::StepFence>>,
 }
 
-pub(crate) fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
+fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
     match name.len() {
         0 => Err(PoolError::EmptyName),
         num_bytes if num_bytes > MAX_NAME_BYTES => Err(PoolError::NameTooLong { num_bytes, limit: MAX_NAME_BYTES }),

@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use lora_adapter::PreparedAdapter;
 use lora_math::{AdapterId, SlotId};
-use tracing::{debug, debug_span};
+use tracing::debug;
 
 use crate::error::PoolError;
 use crate::host::HostStream;
-use crate::image::packed_layout;
 use crate::landing::Staged;
-use crate::lease::Lease;
 use crate::memory::DeviceMemory;
-use crate::pool::{LoraPool, checked_name};
-use crate::state::{Existing, Installed, Loading};
+use crate::pool::LoraPool;
+use crate::state::Existing;
+
+impl From<Option<AdapterId>> for Existing {
+    fn from(expected: Option<AdapterId>) -> Self {
+        expected.map_or(Existing::Replace, Existing::ReplaceOnly)
+    }
+}
 
 /// The outcome of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +77,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         prepared: &PreparedAdapter,
         expected: Option<AdapterId>,
     ) -> Result<Staged<M>, PoolError> {
-        let _span = debug_span!("stage replacement", name).entered();
-        let name = checked_name(name)?;
-        let packed = packed_layout(prepared, self.layout())?;
-        let existing = expected.map_or(Existing::Replace, Existing::ReplaceOnly);
-        let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged, existing)?;
-        self.land(name, reserved, prepared, (packed, existing))
+        self.stage_as(name, prepared, expected.into())
     }
 
     /// Makes `name` point to these contents, whatever it pointed to before, or with `expected` only if it points to that
@@ -97,18 +96,8 @@ impl<M: DeviceMemory> LoraPool<M> {
         expected: Option<AdapterId>,
         stream: &M::Stream,
     ) -> Result<Replaced, PoolError> {
-        let _span = debug_span!("replace adapter", name).entered();
-        let name = checked_name(name)?;
-        let packed = packed_layout(prepared, self.layout())?;
-        let existing = expected.map_or(Existing::Replace, Existing::ReplaceOnly);
-        let reserved = self.reserve_waiting(&name, prepared.content(), existing)?;
-        match self.land(name, reserved, prepared, (packed, existing))? {
-            Staged::Resident(lease) => Ok(Replaced { id: lease.id(), previous: Some(lease.id()) }),
-            Staged::Landing(landing) => {
-                let Installed { leased, replaced } = landing.install(stream)?;
-                Ok(Replaced { id: Lease::new(self.clone(), leased).id(), previous: replaced })
-            }
-        }
+        let (lease, previous) = self.load_as(name, prepared, expected.into(), stream)?;
+        Ok(Replaced { id: lease.id(), previous })
     }
 
     /// Takes `name` from its generation: from now on nothing finds it, and the name is free. The generation leaves, and its
@@ -120,7 +109,6 @@ impl<M: DeviceMemory> LoraPool<M> {
     pub fn unload(self: &Arc<Self>, name: &str) -> Result<Unloading<M>, PoolError> {
         let (slot, id) = self.state().unload(name)?;
         debug!(name, %slot, generation = id.generation.number(), "adapter unloaded");
-        self.notify_load_ended();
         Ok(Unloading { pool: self.clone(), slot, id })
     }
 }

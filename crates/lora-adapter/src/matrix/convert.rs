@@ -155,3 +155,21 @@ fn round_to_odd(value: f64) -> f32 {
     let away_from_zero = f64::from(near).abs() > value.abs();
     f32::from_bits((near.to_bits() - u32::from(away_from_zero)) | 1)
 }
+
+/// The elements of a matrix stored column after column, row after row. Square blocks keep both sides in cache.
+pub(crate) fn row_major(stored: &[u8], [rows, cols]: [usize; 2], dtype: FileDtype) -> Vec<u8> {
+    const BLOCK: usize = 32;
+    let size = dtype.bytes();
+    let mut out = vec![0; stored.len()];
+    for first_row in (0..rows).step_by(BLOCK) {
+        for first_col in (0..cols).step_by(BLOCK) {
+            for row in first_row..rows.min(first_row + BLOCK) {
+                for col in first_col..cols.min(first_col + BLOCK) {
+                    let (to, from) = ((row * cols + col) * size, (col * rows + row) * size);
+                    out[to..to + size].copy_from_slice(&stored[from..from + size]);
+                }
+            }
+        }
+    }
+    out
+}

@@ -7,7 +7,6 @@ use lora_math::{Module, Site};
 use super::Misfit;
 use crate::adapter::Adapter;
 use crate::extras::Extra;
-use crate::matrix::{Matrix, MatrixError};
 use crate::pair::LoraPair;
 
 /// Gives the head the embedding's pair: `E + s·(B·A)ᵀ` as a head is a pair of A `Bᵀ` and B `Aᵀ` with the same scaling. A head
@@ -21,18 +20,8 @@ pub(super) fn serve_head(adapter: &Adapter, pairs: &mut BTreeMap<Site, LoraPair>
         return Some(Misfit::TiedDora);
     }
     let pair = pairs.get(&embedding)?;
-    match transposed(pair.b()).and_then(|a| Ok((a, transposed(pair.a())?))) {
-        Ok((a, b)) => {
-            let pair = pair.clone().with_matrices(a, b);
-            pairs.insert(head, pair);
-            None
-        }
-        Err(error) => Some(Misfit::OutOfRange { site: head, error }),
-    }
-}
-
-fn transposed(matrix: &Matrix) -> Result<Matrix, MatrixError> {
-    let (rows, cols, values) = (matrix.rows(), matrix.cols(), matrix.to_f32());
-    let columns: Vec<f32> = (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols).copied()).collect();
-    Ok(Matrix::from_f32(cols, rows, &columns)?.renamed(matrix.tensor().into()))
+    let (a, b) = (pair.b().transposed(), pair.a().transposed());
+    let pair = pair.clone().with_matrices(a, b);
+    pairs.insert(head, pair);
+    None
 }

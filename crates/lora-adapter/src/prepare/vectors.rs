@@ -157,10 +157,9 @@ fn row_squares(base: &dyn BaseWeights, site: Site, pair: &LoraPair) -> Option<Ve
 
 /// Squared norms of the columns of `E + s·(B·A)ᵀ`.
 fn column_squares(base: &dyn BaseWeights, site: Site, pair: &LoraPair) -> Option<Vec<f64>> {
-    let (width, vocab_size, rank) = (pair.out_features(), pair.in_features(), pair.rank());
-    let (a, b) = (pair.a().to_f32(), pair.b().to_f32());
+    let (width, vocab_size) = (pair.out_features(), pair.in_features());
     // Rows of Bᵀ, so that a token's delta is a sum of rows.
-    let b: Vec<f32> = (0..rank).flat_map(|k| b.iter().skip(k).step_by(rank).copied()).collect();
+    let (a, b) = (pair.a().to_f32(), pair.b().transposed().to_f32());
     let mut blocks = in_blocks(base, site, width, vocab_size, |first_row, rows| {
         let mut squares = vec![0.0; width];
         for (index, row) in rows.chunks_exact_mut(width).enumerate() {
