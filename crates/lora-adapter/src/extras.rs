@@ -62,17 +62,19 @@ impl Extra {
             Extra::Norm(_) => None,
         }
     }
+
+    /// Where it is: the site or the norm, in words.
+    pub fn place(self) -> String {
+        match self {
+            Extra::Norm(norm) => norm.to_string(),
+            other => other.site().map(|site| site.to_string()).unwrap_or_default(),
+        }
+    }
 }
 
 impl fmt::Display for Extra {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Extra::Norm(site) => write!(f, "{site} ({})", self.describe()),
-            other => match other.site() {
-                Some(site) => write!(f, "{site} ({})", self.describe()),
-                None => f.write_str(self.describe()),
-            },
-        }
+        write!(f, "{} ({})", self.place(), self.describe())
     }
 }
 

@@ -92,6 +92,8 @@ pub struct SettingsReport {
     pub layer_replication: Vec<(usize, usize)>,
     /// The tokens from whose last occurrence on the adapter acts; empty where it always does.
     pub invocation_tokens: Vec<u32>,
+    /// Whether the embedding's pair acts on a tied head too.
+    pub embedding_serves_head: bool,
 }
 
 impl Adapter {
@@ -134,13 +136,9 @@ fn site_report(site: Site, pair: &LoraPair) -> SiteReport {
 }
 
 fn extra_report(extra: Extra, matrix: &Matrix) -> ExtraReport {
-    let place = match extra {
-        Extra::Norm(norm) => norm.to_string(),
-        other => other.site().map(|site| site.to_string()).unwrap_or_default(),
-    };
     ExtraReport {
         kind: extra.describe(),
-        place,
+        place: extra.place(),
         shape: [matrix.rows(), matrix.cols()],
         dtype: matrix.dtype(),
         file_bytes: matrix.bytes().len(),
@@ -158,6 +156,7 @@ fn settings_report(settings: &Settings) -> SettingsReport {
         token_ids: settings.token_ids.iter().map(|(module, tokens)| (module.name(), tokens.clone())).collect(),
         layer_replication: settings.layer_replication.clone(),
         invocation_tokens: settings.invocation_tokens.clone(),
+        embedding_serves_head: settings.embedding_serves_head,
     }
 }
 
@@ -186,7 +185,7 @@ fn write_settings(f: &mut fmt::Formatter<'_>, settings: &SettingsReport) -> fmt:
         let more = if tokens.len() > SHOWN { format!(" and {} more", tokens.len() - SHOWN) } else { String::new() };
         format!("{}{more}", shown.join(", "))
     };
-    let SettingsReport { base_init, token_ids, layer_replication, invocation_tokens } = settings;
+    let SettingsReport { base_init, token_ids, layer_replication, invocation_tokens, embedding_serves_head } = settings;
     if *base_init != "kept" {
         writeln!(f, "base        altered before training ({base_init})")?;
     }
@@ -199,6 +198,9 @@ fn write_settings(f: &mut fmt::Formatter<'_>, settings: &SettingsReport) -> fmt:
     }
     if !invocation_tokens.is_empty() {
         writeln!(f, "invocation  acts from the last {} on", list(invocation_tokens))?;
+    }
+    if *embedding_serves_head {
+        writeln!(f, "embedding   its pair acts on the head too, where the base ties both")?;
     }
     Ok(())
 }

@@ -110,6 +110,18 @@ fn dora_carries_its_magnitudes() {
     assert_eq!(adapter.extras().len(), adapter.pairs().len());
 }
 
+/// mlx-lm computes the logits of a tied model with the adapted embedding, PEFT with the base's.
+#[test]
+fn a_pair_of_the_embedding_serves_a_tied_head() {
+    for (case, serves) in
+        [("mlx/llama/embed", true), ("mlx/llama/default", false), ("adapters/llama/embed_lora", false)]
+    {
+        let adapter = Adapter::open(&golden(case)).unwrap();
+        assert_eq!(adapter.settings().embedding_serves_head, serves, "{case}");
+        assert_eq!(adapter.report().to_string().contains("acts on the head too"), serves, "{case}");
+    }
+}
+
 #[test]
 fn checkpoints_of_the_run_do_not_matter() {
     let good = with_config(CONFIG);
