@@ -20,6 +20,7 @@ pub mod activations;
 pub mod cpu;
 pub mod error;
 pub mod ops;
+pub mod overlay;
 pub mod reference;
 pub mod table;
 pub mod weights;
