@@ -1,10 +1,10 @@
-//! Token overlays: rows that an adapter puts in place of rows of a vocabulary matrix (embedding or head), or adds behind
-//! its end.
+//! Token overlays: rows that an adapter puts in place of rows of a vocabulary matrix (embedding or head), or adds
+//! behind its end.
 //!
 //! This module is the one place that says how an overlay lies in memory: [`OverlayEntry`] is the ABI, [`OverlayLayout`]
 //! the block behind it, [`OverlayIndex`] how a token's row is found. [`mod@reference`] computes on the host what the
-//! kernels `embed_overlay`, `logits_overlay` and `row_diff` compute. What becomes an overlay, and in which memory, is decided
-//! elsewhere.
+//! kernels `embed_overlay`, `logits_overlay` and `row_diff` compute. What becomes an overlay, and in which memory, is
+//! decided elsewhere.
 
 mod error;
 mod index;

@@ -32,8 +32,8 @@ impl Vocabulary {
     }
 }
 
-/// A bitmap of the tokens and a count for each [`COUNT_BITS`] of it: the row of a token is the number of bits before its
-/// own, so rows stand in the order of their tokens.
+/// A bitmap of the tokens and a count for each [`COUNT_BITS`] of it: the row of a token is the number of bits before
+/// its own, so rows stand in the order of their tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlayIndex {
     vocabulary: Vocabulary,

@@ -36,8 +36,8 @@ pub struct LogitsOverlay<'a> {
     pub x: Rows<'a>,
 }
 
-/// Fills `out` `[rows, hidden_size]`: the row of the overlay where the row's adapter has the token, else the base's row,
-/// or zeros for a token past the vocabulary.
+/// Fills `out` `[rows, hidden_size]`: the row of the overlay where the row's adapter has the token, else the base's
+/// row, or zeros for a token past the vocabulary.
 ///
 /// # Errors
 /// Sizes that do not agree, before anything is written.
@@ -111,8 +111,8 @@ pub fn oracle_logits(op: &LogitsOverlay<'_>) -> Result<Vec<OverlayLogit>, Overla
     Ok((0..op.x.num_rows()).flat_map(of_row).collect())
 }
 
-/// For each row whether `tuned` differs from `base` in any bit. Bits and not values: an overlay gives back what was saved
-/// to the last bit, at the cost of a row that differs in the sign of a zero alone.
+/// For each row whether `tuned` differs from `base` in any bit. Bits and not values: an overlay gives back what was
+/// saved to the last bit, at the cost of a row that differs in the sign of a zero alone.
 ///
 /// # Errors
 /// [`OverlayError::RowPairs`] unless both are the same whole number of rows.

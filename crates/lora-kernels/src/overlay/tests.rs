@@ -1,3 +1,5 @@
+//! The index against a search, blocks byte by byte, and the reference against numbers worked out by hand.
+
 use lora_math::rows::RowsCapacity;
 use lora_math::{RowAdapter, SlotId, StepRows};
 
