@@ -14,9 +14,6 @@ constexpr int OVERLAY_TILE = 8;
 constexpr int LOGITS_STRIDE = OVERLAY_TILE + 2;
 constexpr int LOGITS_SIZE = WARPS * 8 * LOGITS_STRIDE;
 
-/* Products whose operands are on their way at once: a block is alone with its sums, and what it reads comes late. */
-constexpr int DEPTH = 4;
-
 /* A row of x that takes no part. */
 constexpr uint32_t NO_ROW = UINT32_MAX;
 
@@ -31,6 +28,8 @@ DEVICE void logits_quarter(float (&acc)[4], const LogitsOverlayArgs& args, const
     const auto* weights = reinterpret_cast<const uint16_t*>(overlay.rows) + size_t(has_weights ? own : 0) * features;
     const auto* x = reinterpret_cast<const uint16_t*>(args.x) + size_t(has_row ? x_row : 0) * args.x_stride;
     const uint4 none = make_uint4(0, 0, 0, 0);
+    /* Operands on their way at once: a block is alone with its sums, and what it reads comes late. */
+    constexpr int DEPTH = ALIGNED ? 4 : 1;
     for (int k = start; k < end; k += 32 * DEPTH) {
         uint4 row[DEPTH], column[DEPTH];
 #pragma unroll
@@ -44,44 +43,53 @@ DEVICE void logits_quarter(float (&acc)[4], const LogitsOverlayArgs& args, const
     }
 }
 
-/* One tile of overlay rows for one group; `rows` has 8 places, `meeting` LOGITS_SIZE, both in shared memory. */
+/* What a block knows of its rows, in shared memory. */
+struct LogitsTile {
+    /* Rows of x, NO_ROW where there is none or another group owns it. */
+    uint32_t rows[8];
+    /* Tokens of the overlay's rows. */
+    uint32_t tokens[OVERLAY_TILE];
+};
+
+/* One tile of overlay rows for one group; `meeting` has LOGITS_SIZE floats. */
 template <class T>
-DEVICE void logits_tile(const LogitsOverlayArgs& args, uint32_t* rows, float* meeting) {
+DEVICE void logits_tile(const LogitsOverlayArgs& args, LogitsTile& tile, float* meeting) {
     const StepMetadata& step = args.step;
     if (blockIdx.y >= step.header->num_groups) return;
     const RowGroup group = step.groups[blockIdx.y];
     const OverlayEntry overlay = overlay_of(args.overlays, group.slot);
-    const int first = int(blockIdx.x) * OVERLAY_TILE, thread = threadIdx.x;
-    if (first >= int(overlay.num_rows)) return;
+    const int first = int(blockIdx.x) * OVERLAY_TILE, count = min(int(overlay.num_rows) - first, OVERLAY_TILE);
+    if (count <= 0) return;
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     if (thread < 8) {
         uint32_t row = NO_ROW;
         if (thread < int(group.count)) {
             const uint32_t index = group.first_entry + thread, candidate = step.entries[index].row;
             if (step.row_entries[step.row_offsets[candidate]] == index) row = candidate;
         }
-        rows[thread] = row;
+        tile.rows[thread] = row;
+    } else if (thread >= 32 && thread < 32 + count) {
+        tile.tokens[thread - 32] = reinterpret_cast<const uint32_t*>(overlay.tokens)[first + thread - 32];
     }
     __syncthreads();
 
-    const int lane = thread % 32, warp = thread / 32;
     float acc[4] = {};
     if (aligned_rows(overlay.rows, args.hidden_size) && aligned_rows(args.x, args.x_stride)) {
-        logits_quarter<T, true>(acc, args, overlay, first, rows[lane / 4]);
+        logits_quarter<T, true>(acc, args, overlay, first, tile.rows[lane / 4]);
     } else {
-        logits_quarter<T, false>(acc, args, overlay, first, rows[lane / 4]);
+        logits_quarter<T, false>(acc, args, overlay, first, tile.rows[lane / 4]);
     }
     auto* mine = meeting + (warp * 8 + lane / 4) * LOGITS_STRIDE + 2 * (lane % 4);
     *reinterpret_cast<float2*>(mine) = make_float2(acc[0], acc[1]);
     __syncthreads();
 
-    const int n = thread / OVERLAY_TILE, own = first + thread % OVERLAY_TILE;
-    if (n >= 8 || own >= int(overlay.num_rows) || rows[n] == NO_ROW) return;
-    const float* place = meeting + n * LOGITS_STRIDE + thread % OVERLAY_TILE;
+    const int n = thread / OVERLAY_TILE, own = thread % OVERLAY_TILE;
+    if (n >= 8 || own >= count || tile.rows[n] == NO_ROW) return;
+    const float* place = meeting + n * LOGITS_STRIDE + own;
     float sum = place[0];
 #pragma unroll
     for (int w = 1; w < WARPS; w++) sum += place[w * 8 * LOGITS_STRIDE];
-    const uint32_t token = reinterpret_cast<const uint32_t*>(overlay.tokens)[own];
-    reinterpret_cast<float*>(args.logits)[size_t(rows[n]) * args.stride + token] = sum;
+    reinterpret_cast<float*>(args.logits)[size_t(tile.rows[n]) * args.stride + tile.tokens[own]] = sum;
 }
 
 /* -inf for the added tokens that a row lacks: all those of a row without an overlay. */
@@ -98,16 +106,16 @@ DEVICE void mask_added(const LogitsOverlayArgs& args) {
 }
 
 template <class T>
-DEVICE void logits_overlay(const LogitsOverlayArgs& args, uint32_t* rows, float* meeting) {
-    if (blockIdx.y < args.max_groups) logits_tile<T>(args, rows, meeting);
+DEVICE void logits_overlay(const LogitsOverlayArgs& args, LogitsTile& tile, float* meeting) {
+    if (blockIdx.y < args.max_groups) logits_tile<T>(args, tile, meeting);
     else mask_added(args);
 }
 
 #define LOGITS_OVERLAY(NAME, T)                                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ LogitsOverlayArgs args) {      \
         __shared__ __align__(16) float meeting_s[LOGITS_SIZE];                                                        \
-        __shared__ uint32_t rows_s[8];                                                                                \
-        logits_overlay<T>(args, rows_s, meeting_s);                                                                   \
+        __shared__ LogitsTile tile_s;                                                                                 \
+        logits_overlay<T>(args, tile_s, meeting_s);                                                                   \
     }                                                                                                                 \
     SIMT_KERNEL(NAME)
 
