@@ -65,6 +65,36 @@ pub struct RowGroup {
 /// Largest number of entries in a [`RowGroup`].
 pub const MAX_GROUP_ROWS: usize = 8;
 
+/// Consecutive rows that use the same adapters in the same order: the unit of a delta, which reads A and B once for all of
+/// them. The shrunk values of use `u` and row `i` of the tile are entry `first_entry + u · num_rows + i` of the tiles' h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowTile {
+    /// The first row.
+    pub first_row: u32,
+    /// Rows, 1 to [`MAX_TILE_ROWS`].
+    pub num_rows: u32,
+    /// Index of its first [`TileUse`].
+    pub first_use: u32,
+    /// Adapters of each row, at least 1.
+    pub num_uses: u32,
+    /// Index of its first value between shrink and expand.
+    pub first_entry: u32,
+}
+
+/// One adapter of a [`RowTile`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TileUse {
+    /// The slot.
+    pub slot: u32,
+    /// The request's own scale for this adapter.
+    pub scale: f32,
+}
+
+/// Largest number of rows in a [`RowTile`].
+pub const MAX_TILE_ROWS: usize = 64;
+
 /// The number that a kernel reads as the slot of a row: the slot's index, or −1 for a base or padding row. Slots are
 /// below 2³¹: no [`SiteTable`](crate::SiteTable) has more.
 pub fn row_slot(route: Route) -> i32 {
@@ -82,4 +112,8 @@ const _: () = {
     assert!(size_of::<RowEntry>() == 8 && offset_of!(RowEntry, row) == 0 && offset_of!(RowEntry, scale) == 4);
     assert!(size_of::<RowGroup>() == 12 && offset_of!(RowGroup, slot) == 0);
     assert!(offset_of!(RowGroup, first_entry) == 4 && offset_of!(RowGroup, count) == 8);
+    assert!(size_of::<RowTile>() == 20 && offset_of!(RowTile, first_row) == 0 && offset_of!(RowTile, num_rows) == 4);
+    assert!(offset_of!(RowTile, first_use) == 8 && offset_of!(RowTile, num_uses) == 12);
+    assert!(offset_of!(RowTile, first_entry) == 16);
+    assert!(size_of::<TileUse>() == 8 && offset_of!(TileUse, slot) == 0 && offset_of!(TileUse, scale) == 4);
 };

@@ -7,12 +7,13 @@
 //! |---|---|
 //! | [`shape`] | what a model's layers carry: [`ModelShape`], [`Module`], [`Features`] |
 //! | [`layout`] | where A and B of every site stand in a slot image: [`SlotLayout`] |
-//! | [`abi`] | the structs that pools write and kernels read: [`SiteEntry`], [`RowEntry`], [`RowGroup`] |
+//! | [`abi`] | the structs that pools write and kernels read: [`SiteEntry`], [`RowEntry`], [`RowGroup`], [`RowTile`] |
 //! | [`scaling`] | alpha / rank or alpha / √rank: [`ScalingRule`] |
 //! | [`patterns`] | which entry of `rank_pattern` and `alpha_pattern` a module takes: [`Patterns`](patterns::Patterns) |
 //! | [`site_table`] | the slot table on the host, and with it the scale table: [`SiteTable`] |
 //! | [`selection`] | what a request asks for → [`Route`] |
 //! | [`rows`] | the row metadata of a step |
+//! | [`tiles`] | the long runs of a step, as in prefill |
 //! | [`norm`] | the norms of a model, for adapters that bring their own: [`NormSite`] |
 //! | [`moe_route`] | how a row meets its adapter's expert deltas |
 //! | [`victim`] | which slot to evict |
@@ -36,9 +37,10 @@ pub mod shape;
 pub mod site;
 pub mod site_table;
 pub mod tensor_parallel;
+pub mod tiles;
 pub mod victim;
 
-pub use abi::{RowEntry, RowGroup, SiteEntry};
+pub use abi::{RowEntry, RowGroup, RowTile, SiteEntry, TileUse};
 pub use identity::{AdapterId, ContentDigest, Generation};
 pub use layout::{LayoutError, LayoutOptions, PackedLayout, SiteSpan, SlotDtype, SlotLayout};
 pub use module::{Module, ModuleSet};
@@ -50,3 +52,4 @@ pub use selection::{AdapterSelection, Route};
 pub use shape::{Features, LayerShape, ModelShape};
 pub use site::{Site, SlotId};
 pub use site_table::SiteTable;
+pub use tiles::StepTiles;

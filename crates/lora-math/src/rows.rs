@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::abi::{MAX_GROUP_ROWS, RowEntry, RowGroup, row_slot};
 use crate::selection::Route;
 use crate::site::SlotId;
+use crate::tiles::StepTiles;
 
 /// One adapter of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,6 +76,14 @@ pub enum RowsError {
         /// Its scale.
         scale: f32,
     },
+    /// Tiles that were made of another number of rows.
+    #[error("the tiles are of a step of {tiled_rows} rows, not of {rows}")]
+    TilesOfOtherRows {
+        /// Rows of the step.
+        rows: usize,
+        /// Rows that the tiles were made of.
+        tiled_rows: usize,
+    },
 }
 
 /// Sizes of the buffers of a step.
@@ -86,6 +95,34 @@ pub struct RowsCapacity {
     pub max_entries: usize,
     /// Slots of the pool.
     pub num_slots: usize,
+}
+
+impl RowsCapacity {
+    /// Checks rows against the sizes.
+    pub(crate) fn check<R: AsRef<[RowAdapter]>>(self, rows: &[R], padded_rows: usize) -> Result<(), RowsError> {
+        let RowsCapacity { max_rows, max_entries, num_slots } = self;
+        if padded_rows < rows.len() {
+            return Err(RowsError::PaddedTooSmall { rows: rows.len(), padded_rows });
+        }
+        if padded_rows > max_rows {
+            return Err(RowsError::TooManyRows { rows: padded_rows, max_rows });
+        }
+        let entries = rows.iter().map(|adapters| adapters.as_ref().len()).sum();
+        if entries > max_entries {
+            return Err(RowsError::TooManyEntries { entries, max_entries });
+        }
+        for (row, adapters) in rows.iter().enumerate() {
+            for &RowAdapter { slot, scale } in adapters.as_ref() {
+                if slot.index() >= num_slots {
+                    return Err(RowsError::SlotOutOfRange { row, slot, num_slots });
+                }
+                if !scale.is_finite() {
+                    return Err(RowsError::BadScale { row, slot, scale });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The row metadata of one step. Buffers are made once at their largest size and refilled each step.
@@ -123,9 +160,31 @@ impl StepRows {
     /// Time is proportional to rows + uses + slots; nothing is allocated.
     pub fn stamp<R: AsRef<[RowAdapter]>>(&mut self, rows: &[R], padded_rows: usize) -> Result<(), RowsError> {
         self.clear();
-        self.check(rows, padded_rows)?;
+        self.capacity.check(rows, padded_rows)?;
+        self.fill(rows, padded_rows, |_| false);
+        Ok(())
+    }
 
-        for adapter in rows.iter().flat_map(AsRef::as_ref) {
+    /// As [`stamp`](Self::stamp), but rows that stand in a tile get no entries: what is left for groups where long runs
+    /// are worked through as tiles. Their [`row_slots`](Self::row_slots) are the same as without tiles.
+    pub fn stamp_beside<R: AsRef<[RowAdapter]>>(
+        &mut self,
+        rows: &[R],
+        padded_rows: usize,
+        tiles: &StepTiles,
+    ) -> Result<(), RowsError> {
+        self.clear();
+        self.capacity.check(rows, padded_rows)?;
+        if tiles.num_rows() != rows.len() {
+            return Err(RowsError::TilesOfOtherRows { rows: rows.len(), tiled_rows: tiles.num_rows() });
+        }
+        self.fill(rows, padded_rows, |row| tiles.is_tiled(row));
+        Ok(())
+    }
+
+    fn fill<R: AsRef<[RowAdapter]>>(&mut self, rows: &[R], padded_rows: usize, is_tiled: impl Fn(usize) -> bool) {
+        let grouped = |row: usize| if is_tiled(row) { &[][..] } else { rows[row].as_ref() };
+        for adapter in (0..rows.len()).flat_map(grouped) {
             self.slot_places[adapter.slot.index()] += 1;
         }
         let mut first = 0u32;
@@ -142,7 +201,7 @@ impl StepRows {
         self.entries.resize(first as usize, RowEntry { row: 0, scale: 0.0 });
         self.row_offsets.push(0);
         for (row, adapters) in rows.iter().enumerate() {
-            for adapter in adapters.as_ref() {
+            for adapter in grouped(row) {
                 let place = &mut self.slot_places[adapter.slot.index()];
                 self.entries[*place as usize] = RowEntry { row: row as u32, scale: adapter.scale };
                 self.row_entries.push(*place);
@@ -155,7 +214,6 @@ impl StepRows {
         self.row_slots.resize(padded_rows, row_slot(Route::Base));
         self.row_offsets.resize(padded_rows + 1, first);
         self.num_rows = rows.len();
-        Ok(())
     }
 
     fn clear(&mut self) {
@@ -166,31 +224,6 @@ impl StepRows {
         self.row_offsets.clear();
         self.row_entries.clear();
         self.slot_places.fill(0);
-    }
-
-    fn check<R: AsRef<[RowAdapter]>>(&self, rows: &[R], padded_rows: usize) -> Result<(), RowsError> {
-        let RowsCapacity { max_rows, max_entries, num_slots } = self.capacity;
-        if padded_rows < rows.len() {
-            return Err(RowsError::PaddedTooSmall { rows: rows.len(), padded_rows });
-        }
-        if padded_rows > max_rows {
-            return Err(RowsError::TooManyRows { rows: padded_rows, max_rows });
-        }
-        let entries = rows.iter().map(|adapters| adapters.as_ref().len()).sum();
-        if entries > max_entries {
-            return Err(RowsError::TooManyEntries { entries, max_entries });
-        }
-        for (row, adapters) in rows.iter().enumerate() {
-            for &RowAdapter { slot, scale } in adapters.as_ref() {
-                if slot.index() >= num_slots {
-                    return Err(RowsError::SlotOutOfRange { row, slot, num_slots });
-                }
-                if !scale.is_finite() {
-                    return Err(RowsError::BadScale { row, slot, scale });
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Sizes of the buffers.
