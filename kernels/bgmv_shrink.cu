@@ -14,8 +14,9 @@ DEVICE void bgmv_shrink(const ShrinkArgs& args, float* meeting, uint32_t* row_of
     shrink_block<T, 1>(args, rows, meeting, last);
 }
 
+/* Blocks of a multiprocessor are named so that ptxas gives each the registers that its loop needs, on every device. */
 #define BGMV_SHRINK(NAME, T)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ShrinkArgs args) {             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6) NAME(const __grid_constant__ ShrinkArgs args) {             \
         __shared__ __align__(16) float meeting_s[MEETING_SIZE<1>];                                                    \
         __shared__ uint32_t rows_s[8];                                                                                \
         __shared__ unsigned last_s;                                                                                   \

@@ -14,13 +14,14 @@ DEVICE void delta_shrink(const ShrinkArgs& args, float* meeting, uint32_t* row_o
         const uint32_t first_entry = tile.first_entry + use * tile.num_rows;
         /* Uses of the tiles are numbered through: each has partial sums and a ticket of its own. */
         const ShrinkRows rows{row_of, int(tile.num_rows), slot, first_entry, tile.first_use + use};
+        /* Shared memory is used again behind barriers of the next use. */
         shrink_block<T, 8>(args, rows, meeting, last);
-        __syncthreads();
     }
 }
 
+/* Blocks of a multiprocessor are named so that ptxas gives each the registers that its loop needs, on every device. */
 #define DELTA_SHRINK(NAME, T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ShrinkArgs args) {             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) NAME(const __grid_constant__ ShrinkArgs args) {             \
         __shared__ __align__(16) float meeting_s[MEETING_SIZE<8>];                                                    \
         __shared__ uint32_t rows_s[64];                                                                               \
         __shared__ unsigned last_s;                                                                                   \

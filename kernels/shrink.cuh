@@ -29,22 +29,22 @@ struct ShrinkRows {
     uint32_t part;
 };
 
-/* One warp's quarter of a chunk: 16 ranks by 8 * NT rows. */
+/* One warp's quarter of a chunk: 16 ranks by 8 * NT rows from `first_row` on. */
 template <class T, int NT, bool ALIGNED>
 DEVICE void shrink_quarter(float (&acc)[NT][4], const ShrinkArgs& args, const ShrinkRows& rows, const uint16_t* a,
-                           int rank, int first_rank, int first_column) {
+                           int rank, int first_rank, int first_column, int first_row) {
     const int lane = threadIdx.x % 32, group = lane / 4, part = 8 * (lane % 4);
     const auto* x = reinterpret_cast<const uint16_t*>(args.x);
     const int k_end = int(args.in_features), quarter = int(args.chunk) / WARPS;
     const int low = first_rank + group, high = low + 8;
-#pragma unroll 2
+#pragma unroll(NT == 1 ? 2 : 1)
     for (int step = 0; step < quarter; step += 32) {
         const int k = first_column + step + part, left = k_end - k;
         const uint4 a_low = load_eight<ALIGNED, true>(a + size_t(low) * k_end + k, low < rank ? left : 0);
         const uint4 a_high = load_eight<ALIGNED, true>(a + size_t(high) * k_end + k, high < rank ? left : 0);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            const int n = 8 * nt + group;
+            const int n = first_row + 8 * nt + group;
             const uint32_t row = n < rows.count ? rows.rows[n] : 0;
             const uint4 x_row = load_eight<ALIGNED, false>(x + size_t(row) * args.stride + k, n < rows.count ? left : 0);
             multiply_32<T>(acc[nt], a_low, a_high, x_row);
@@ -57,20 +57,25 @@ template <class T, int NT, bool ALIGNED>
 DEVICE void shrink_chunk(const ShrinkArgs& args, const ShrinkRows& rows, const SiteEntry& entry, float* partials,
                          int first_tile, int tile_step, float* meeting) {
     constexpr int ROWS = 8 * NT, STRIDE = MEETING_STRIDE<NT>;
+    /* Values that are read one at a time take a register each: then 8 rows at once, and A once for each 8. */
+    constexpr int AT_ONCE = ALIGNED ? NT : 1;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int rank = int(entry.rank), chunk = blockIdx.x;
     const int first_column = chunk * int(args.chunk) + warp * int(args.chunk) / WARPS;
     for (int tile = first_tile; tile * RANK_TILE < rank; tile += tile_step) {
-        float acc[NT][4] = {};
-        shrink_quarter<T, NT, ALIGNED>(acc, args, rows, reinterpret_cast<const uint16_t*>(entry.a), rank,
-                                       tile * RANK_TILE, first_column);
-        float* mine = meeting + warp * RANK_TILE * STRIDE + 2 * (lane % 4);
+#pragma unroll 1
+        for (int first_row = 0; first_row < rows.count; first_row += 8 * AT_ONCE) {
+            float acc[AT_ONCE][4] = {};
+            shrink_quarter<T, AT_ONCE, ALIGNED>(acc, args, rows, reinterpret_cast<const uint16_t*>(entry.a), rank,
+                                                tile * RANK_TILE, first_column, first_row);
+            float* mine = meeting + warp * RANK_TILE * STRIDE + first_row + 2 * (lane % 4);
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
+            for (int nt = 0; nt < AT_ONCE; nt++) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                auto* pair = reinterpret_cast<float2*>(mine + (lane / 4 + 8 * half) * STRIDE + 8 * nt);
-                *pair = make_float2(acc[nt][2 * half], acc[nt][2 * half + 1]);
+                for (int half = 0; half < 2; half++) {
+                    auto* pair = reinterpret_cast<float2*>(mine + (lane / 4 + 8 * half) * STRIDE + 8 * nt);
+                    *pair = make_float2(acc[nt][2 * half], acc[nt][2 * half + 1]);
+                }
             }
         }
         __syncthreads();
