@@ -18,6 +18,8 @@
 
 pub mod activations;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 pub mod ops;
 pub mod overlay;
