@@ -334,6 +334,15 @@ EXPORT int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigne
     return SUCCESS;
 }
 
+/* How many there are; the nodes themselves are nobody's to look at. */
+EXPORT int cuGraphGetNodes(Graph* graph, void** nodes, size_t* num_nodes) {
+    STANDIN_ENTER();
+    if (driver().graphs.count(graph) == 0) return INVALID_HANDLE;
+    if (nodes != nullptr) return INVALID_VALUE;
+    *num_nodes = graph->operations.size();
+    return SUCCESS;
+}
+
 EXPORT int cuGraphUpload(Graph* executable, void*) {
     STANDIN_ENTER();
     return driver().graphs.count(executable) ? SUCCESS : INVALID_HANDLE;
