@@ -4,6 +4,7 @@
 
 pub mod engines;
 pub mod golden;
+pub mod kernels;
 pub mod rows;
 
 /// The examples of the repository's README compile.
