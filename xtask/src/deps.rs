@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("conformance", &["multilora", "model-engine", "lora-pool", "lora-kernels", "lora-adapter", "lora-math"]),
     ("xtask", &[]),
     ("cuda-standin", &[]),
-    ("conformance-cuda", &[]),
+    ("conformance-cuda", &["conformance", "cuda-standin", "lora-kernels", "lora-math"]),
 ];
 
 /// All that lora-math may reach, whatever the path, to build and to run: it promises no GPU, no I/O, no threads and no C
