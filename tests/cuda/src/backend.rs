@@ -18,6 +18,8 @@ pub trait Value: Element + DeviceRepr {
     fn narrow(value: f32) -> Self;
     /// The same value.
     fn widen(self) -> f32;
+    /// The value with these bits.
+    fn from_bits(bits: u16) -> Self;
 }
 
 impl Value for bf16 {
@@ -27,6 +29,9 @@ impl Value for bf16 {
     fn widen(self) -> f32 {
         self.to_f32()
     }
+    fn from_bits(bits: u16) -> Self {
+        bf16::from_bits(bits)
+    }
 }
 
 impl Value for f16 {
@@ -35,6 +40,9 @@ impl Value for f16 {
     }
     fn widen(self) -> f32 {
         self.to_f32()
+    }
+    fn from_bits(bits: u16) -> Self {
+        f16::from_bits(bits)
     }
 }
 
