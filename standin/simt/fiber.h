@@ -15,8 +15,6 @@ struct Fiber {
 
 /* Makes a fiber that runs `entry` when it is first switched to; `entry` never returns. Reuses its stack. */
 void fiber_prepare(Fiber& fiber, void (*entry)());
-/* Ends what the sanitizers hold for a fiber that is not to run again; the stack stays for the next block. */
-void fiber_retire(Fiber& fiber);
 /* From the scheduler to a fiber and back. `finished` says that the fiber does not come back. */
 void fiber_enter(Fiber& fiber);
 void fiber_leave(Fiber& fiber, bool finished);
