@@ -99,6 +99,14 @@ impl<M: DeviceMemory> Landing<M> {
         self.slot
     }
 
+    /// Whether the copy has arrived: a publication before that makes the engine's stream wait for it, one after does not.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub fn has_arrived(&self) -> Result<bool, PoolError> {
+        Ok(self.reservation.pool.memory().has_arrived(&self.arrived)?)
+    }
+
     /// Makes it resident: `stream` waits for the copy and then writes the slot's row of the table. Call it between
     /// steps; the work does not grow with the size of the adapter. Where it replaces a generation, the name points to the new
     /// one from now on; the old one leaves with its last lease.

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`memory`] | what a pool asks of its memory, and the order of copies, publications and steps |
 //! | `host` | memory in RAM, and why writing it while others read it is sound |
+//! | `cuda` | memory on a CUDA device (feature `cuda`) |
 //! | `placement` | where slots and table stand in the memory |
 //! | `image` | an adapter packed for a pool, and the copies and table row that place it |
 //! | `state` | the protocol: which slot holds what, which name points where, who uses it |
@@ -14,6 +15,8 @@
 //! | `lease` | the counted use of a generation |
 //! | `pool` | the calls, and the mutexes around protocol and fence |
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod generation;
 mod host;
@@ -30,6 +33,8 @@ mod state;
 mod steps;
 mod table;
 
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaFence, CudaMemory, CudaToken, PinnedBuffer};
 pub use error::PoolError;
 pub use host::{Arrived, HostMemory, HostStream};
 pub use image::packed_layout;

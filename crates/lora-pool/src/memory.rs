@@ -77,6 +77,9 @@ pub unsafe trait DeviceMemory: Send + Sync + 'static {
         after: Option<&Self::StepFence>,
     ) -> Result<Self::CopyToken, MemoryError>;
 
+    /// Whether a copy has arrived. A publication before that makes the engine's stream wait.
+    fn has_arrived(&self, token: &Self::CopyToken) -> Result<bool, MemoryError>;
+
     /// Makes `stream` wait for `arrived`, then writes `rows` at `target_offset` on `stream`. `rows` is read
     /// before the call returns.
     ///
@@ -113,6 +116,17 @@ pub enum MemoryError {
         /// Bytes asked for.
         num_bytes: usize,
     },
+    /// An allocation that is not aligned for a slot.
+    #[error("memory at {address:#x} is no multiple of {alignment}")]
+    Misaligned {
+        /// Where the memory is.
+        address: u64,
+        /// What it must be a multiple of.
+        alignment: usize,
+    },
+    /// The engine's stream records a graph, which would repeat what is asked for at every replay.
+    #[error("the stream is capturing: publications and fences belong outside of a graph")]
+    Capturing,
     /// A range outside of the memory or of the host buffer.
     #[error("{num_bytes} bytes at offset {offset} lie outside of {len_bytes} bytes")]
     OutOfBounds {
@@ -136,7 +150,7 @@ pub enum MemoryError {
 impl MemoryError {
     /// Whether the same call may succeed later without a change by the caller.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, MemoryError::Allocation { .. })
+        matches!(self, MemoryError::Allocation { .. } | MemoryError::Capturing)
     }
 }
 
