@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "simt.h"
@@ -45,8 +46,14 @@ enum Result : int {
 
 using Operation = std::function<Result()>;
 
+/* As CUDA numbers them: whose calls that wait or allocate a capture takes for errors. Everybody's, those of the thread that
+   began it, nobody's. */
+enum class CaptureMode { Global, ThreadLocal, Relaxed };
+
 struct Graph {
     std::vector<Operation> operations;
+    CaptureMode mode = CaptureMode::Global;
+    std::thread::id thread;
     struct Stream* origin = nullptr;
     std::set<struct Stream*> forked; // streams that joined the capture and have not come back
     bool invalidated = false;
@@ -115,7 +122,9 @@ Stream* stream_of(void* handle);
 Result enqueue(Stream* stream, Operation operation);
 Result run_until(Stream* stream, uint64_t position);
 Result run_all();
-/* In a capture, calls that would wait or allocate are errors and spoil it. */
+/* What a stream that is captured cannot do spoils the capture. */
+Result spoil_capture(Stream* stream, const char* what);
+/* In a capture, calls that would wait or allocate are errors and spoil it, as its mode has it. */
 Result refuse_in_capture(const char* what);
 
 /* Whether the bytes lie in one allocation of device memory. */

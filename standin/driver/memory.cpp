@@ -63,7 +63,7 @@ Result to_device(Stream* stream, uint64_t target, const void* source, size_t byt
             return SUCCESS;
         });
     }
-    if (stream->capture != nullptr) return refuse_in_capture("copy from pageable memory");
+    if (stream->capture != nullptr) return spoil_capture(stream, "copy from pageable memory");
     auto staged = std::make_shared<std::vector<unsigned char>>(static_cast<const unsigned char*>(source),
                                                                static_cast<const unsigned char*>(source) + bytes);
     return enqueue(stream, [=] {
@@ -76,7 +76,7 @@ Result to_device(Stream* stream, uint64_t target, const void* source, size_t byt
 Result from_device(Stream* stream, void* target, uint64_t source, size_t bytes) {
     if (Result bad = check_device(source, bytes, "copy from the device")) return bad;
     bool pinned = in_pinned(target, bytes);
-    if (!pinned && stream->capture != nullptr) return refuse_in_capture("copy to pageable memory");
+    if (!pinned && stream->capture != nullptr) return spoil_capture(stream, "copy to pageable memory");
     Result result = enqueue(stream, [=] {
         if (Result bad = check_device(source, bytes, "late copy from the device")) return bad;
         if (pinned && !in_pinned(target, bytes)) return ILLEGAL_ADDRESS;

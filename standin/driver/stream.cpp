@@ -90,13 +90,19 @@ Result run_all() {
     return result;
 }
 
+Result spoil_capture(Stream* stream, const char* what) {
+    complain("%s while a stream is captured", what);
+    stream->capture->invalidated = true;
+    return CAPTURE_UNSUPPORTED;
+}
+
 Result refuse_in_capture(const char* what) {
     Result result = SUCCESS;
     for (Stream* stream : driver().streams) {
-        if (stream->capture == nullptr) continue;
-        complain("%s while a stream is captured", what);
-        stream->capture->invalidated = true;
-        result = CAPTURE_UNSUPPORTED;
+        if (stream->capture == nullptr || stream->capture->mode == CaptureMode::Relaxed) continue;
+        bool local = stream->capture->mode == CaptureMode::ThreadLocal;
+        if (local && stream->capture->thread != std::this_thread::get_id()) continue;
+        result = spoil_capture(stream, what);
     }
     return result;
 }
@@ -140,13 +146,13 @@ EXPORT int cuStreamDestroy_v2(void* handle) {
 
 EXPORT int cuStreamSynchronize(void* handle) {
     STANDIN_STREAM(handle);
-    if (stream->capture != nullptr) return refuse_in_capture("cuStreamSynchronize");
+    if (stream->capture != nullptr) return spoil_capture(stream, "cuStreamSynchronize");
     return run_until(stream, UINT64_MAX);
 }
 
 EXPORT int cuStreamQuery(void* handle) {
     STANDIN_STREAM(handle);
-    if (stream->capture != nullptr) return refuse_in_capture("cuStreamQuery");
+    if (stream->capture != nullptr) return spoil_capture(stream, "cuStreamQuery");
     if (stream->queue.empty()) return SUCCESS;
     // Each question brings the stream on by one, so that a loop that asks comes to an end.
     Result result = run_one(stream);
@@ -287,12 +293,15 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
     return enqueue(stream, [=] { return kernel_call->run(); });
 }
 
-EXPORT int cuStreamBeginCapture_v2(void* handle, int) {
+EXPORT int cuStreamBeginCapture_v2(void* handle, int mode) {
     STANDIN_STREAM(handle);
+    if (mode < 0 || mode > int(CaptureMode::Relaxed)) return INVALID_VALUE;
     if (stream == &driver().null_stream) return CAPTURE_UNSUPPORTED;
     if (stream->capture != nullptr) return INVALID_VALUE;
     stream->capture = new Graph;
     stream->capture->origin = stream;
+    stream->capture->mode = CaptureMode(mode);
+    stream->capture->thread = std::this_thread::get_id();
     return SUCCESS;
 }
 
