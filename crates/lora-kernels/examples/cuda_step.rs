@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // SAFETY: entries, A and B live to the end of `main`, which waits for all work.
     let table = unsafe { DeviceTable::from_raw(entries.device_ptr(&stream).0, 2, 1, SlotDtype::Bf16, 8) };
     let sites = [SiteRef { index: 0, features: Features { in_features: 64, out_features: 32 } }];
-    let x = stream.clone_htod(&ones(4 * 64))?;
+    let x = stream.clone_htod(&vec![bf16::from_f32(0.25); 4 * 64])?;
     let mut y = stream.clone_htod(&ones(4 * 32))?;
 
     // Once for each batch size: the launches, whatever a step will hold.
@@ -60,8 +60,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let y = stream.clone_dtoh(&y)?;
     stream.synchronize()?;
-    // 1 + 0.5 · Σ over 8 ranks of Σ over 64 features.
+    // 1 + 0.5 · Σ over 8 ranks of Σ over 64 features of 0.25.
     println!("row 0: {}, row 1: {}", y[0], y[32]);
-    assert_eq!((y[0].to_f32(), y[32].to_f32()), (1.0, 257.0));
+    assert_eq!((y[0].to_f32(), y[32].to_f32()), (1.0, 65.0));
     Ok(())
 }
