@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod demo;
 mod deps;
 mod fetch;
+mod kernels;
 mod tidy;
 
 /// Tasks of the multilora repository.
@@ -26,6 +27,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Download the demo's base model into target/demo/models.
     FetchModel,
+    /// Build the CUDA kernels for every architecture and check the machine code.
+    Kernels(kernels::KernelsArgs),
     /// Check which crate may depend on which.
     Deps,
     /// Check what no compiler checks: heads of files, lengths, words that must not stand in the tree.
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Demo(args) => demo::run(&args),
         Task::FetchModel => fetch::model(false).map(|path| println!("{}", path.display())),
+        Task::Kernels(args) => kernels::run(&args),
         Task::Deps => deps::run(),
         Task::Tidy => tidy::run(),
     };
