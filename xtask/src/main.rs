@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod demo;
 mod deps;
 mod fetch;
+mod gpu;
 mod kernels;
 mod tidy;
 
@@ -29,6 +30,12 @@ enum Task {
     FetchModel,
     /// Build the CUDA kernels for every architecture and check the machine code.
     Kernels(kernels::KernelsArgs),
+    /// Put what runs on a machine with a GPU, and needs nothing else there, into target/gpu.
+    GpuBundle,
+    /// Run the CUDA tests on this machine's GPU, then under compute-sanitizer where it is installed.
+    GpuTest,
+    /// Time the LoRA launches of decode steps on this machine's GPU.
+    GpuBench,
     /// Check which crate may depend on which.
     Deps,
     /// Check what no compiler checks: heads of files, lengths, words that must not stand in the tree.
@@ -40,6 +47,9 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args),
         Task::FetchModel => fetch::model(false).map(|path| println!("{}", path.display())),
         Task::Kernels(args) => kernels::run(&args),
+        Task::GpuBundle => gpu::bundle().map(|folder| println!("{}", folder.display())),
+        Task::GpuTest => gpu::run("test"),
+        Task::GpuBench => gpu::run("bench"),
         Task::Deps => deps::run(),
         Task::Tidy => tidy::run(),
     };

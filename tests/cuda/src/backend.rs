@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use conformance::kernels::{Backend, MAX_RANK, Problem};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 use half::{bf16, f16};
 use lora_kernels::cuda::{CudaKernels, CudaStep, Element, StepBounds, Workspace, WorkspaceCapacity};
 use lora_math::SlotDtype;
@@ -55,19 +55,13 @@ pub struct OnDevice {
     workspace: RefCell<Workspace>,
 }
 
-/// The stand-in finds kernels by name and takes this for an image of all of them.
-const STANDIN_IMAGE: &[u8] = b"STANDIN\n";
-
 impl OnDevice {
     /// The first device; `rows` and `max_in_features` size the workspace, which all problems share, so that each finds what
     /// the one before left.
     #[must_use]
     pub fn new(rows: RowsCapacity, max_in_features: usize) -> Self {
-        let context = CudaContext::new(0).expect("a context");
-        // SAFETY: events that cudarc would record for each buffer order nothing here, where all work is on one stream.
-        unsafe { context.disable_event_tracking() };
-        // SAFETY: the stand-in has this release's kernels.
-        let kernels = unsafe { CudaKernels::load_image(&context, STANDIN_IMAGE) }.expect("kernels");
+        let context = crate::context();
+        let kernels = crate::kernels(&context);
         let stream = context.new_stream().expect("a stream");
         let bounds = StepBounds::tiled(rows);
         let capacity = WorkspaceCapacity { bounds, max_sites: 3, max_rank: MAX_RANK, max_in_features };

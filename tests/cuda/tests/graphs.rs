@@ -1,10 +1,10 @@
 //! All LoRA launches of a decode step, captured once in a graph that then serves every step.
 
 use conformance::kernels::{Case, NUM_SLOTS, Problem, Routing, check};
-use conformance_cuda::{OnDevice, Operands, on_kernels};
+use conformance_cuda::{OnDevice, Operands, num_nodes, on_kernels};
 use cuda_standin::Mode;
 use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use half::bf16;
 use lora_kernels::cuda::{CudaError, CudaStep, StepBounds, Workspace, WorkspaceCapacity};
 use lora_math::rows::RowsCapacity;
@@ -117,14 +117,6 @@ fn steps() -> Vec<(Vec<Vec<RowAdapter>>, usize)> {
         (vec![uses(&[2]); MAX_ROWS], MAX_ROWS),
         (vec![vec![], uses(&[3]), vec![]], 3),
     ]
-}
-
-fn num_nodes(graph: &CudaGraph) -> usize {
-    let mut count = 0;
-    // SAFETY: the graph is alive, and without a place for them only the number of nodes is asked for.
-    let result = unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) };
-    assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
-    count
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What stands in the way of a first launch, each told as what it is.
 
 use conformance::kernels::NUM_SLOTS;
-use conformance_cuda::{OnDevice, on_kernels};
+use conformance_cuda::{OnDevice, on_kernels, on_standin};
 use cuda_standin::Mode;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
 use half::{bf16, f16};
@@ -20,14 +20,14 @@ fn a_machine_without_a_driver_or_device_says_so() {
         let text = probe().expect_err("still no driver").to_string();
         assert!(text.starts_with("no CUDA driver: ") && !text.contains('\n'), "{text}");
     }
-    on_kernels("a_machine_without_a_driver_or_device_says_so", &[Mode::PLAIN], || {
+    on_standin("a_machine_without_a_driver_or_device_says_so", &[Mode::PLAIN], || {
         assert!(probe().expect("the stand-in's device") >= 1);
     });
 }
 
 #[test]
 fn a_driver_without_a_device_says_so() {
-    on_kernels("a_driver_without_a_device_says_so", &[Mode::PLAIN], || {
+    on_standin("a_driver_without_a_device_says_so", &[Mode::PLAIN], || {
         // SAFETY: this process has one thread that looks at the environment, and the driver has not started.
         unsafe { std::env::set_var("STANDIN_NO_DEVICE", "1") };
         assert!(matches!(probe(), Err(NoDevice::NoDevice)));
@@ -36,7 +36,7 @@ fn a_driver_without_a_device_says_so() {
 
 #[test]
 fn images_that_do_not_load_are_refused() {
-    on_kernels("images_that_do_not_load_are_refused", &[Mode::PLAIN], || {
+    on_standin("images_that_do_not_load_are_refused", &[Mode::PLAIN], || {
         let context = CudaContext::new(0).expect("a context");
         // SAFETY: the stand-in looks at the first bytes only.
         let load = |image: &[u8]| unsafe { CudaKernels::load_image(&context, image) };

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use conformance_cuda::on_kernels;
+use conformance_cuda::{context, on_kernels};
 use cuda_standin::Mode;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
@@ -37,13 +37,6 @@ fn adapter(seed: usize, rank: usize) -> PreparedAdapter {
         (site, LoraPair::new(a, b, seed as f64, ScalingRule::Standard).expect("a pair"))
     });
     prepare(Adapter::from_pairs(pairs).expect("an adapter"), &shape).expect("an adapter of the model")
-}
-
-fn context() -> Arc<CudaContext> {
-    let context = CudaContext::new(0).expect("a context");
-    // SAFETY: every order that these tests rely on is one that the pool makes.
-    unsafe { context.disable_event_tracking() };
-    context
 }
 
 fn open(context: &Arc<CudaContext>, options: PoolOptions) -> Arc<CudaPool> {
