@@ -85,3 +85,11 @@ fn tiles_give_the_bits_of_groups() {
 fn garbage_of_a_step_reaches_no_other() {
     each_backend(|backend| kernels::garbage_of_a_step_reaches_no_other(backend, &kernels::sanitized()));
 }
+
+#[test]
+#[ignore = "hours: `cargo xtask conformance --full`"]
+fn full_grid() {
+    let cases: Vec<_> = kernels::full_grid(kernels::stride()).collect();
+    println!("{} cases", cases.len());
+    kernels::matches_the_oracle(&OnHost(&Cpu::new()), &cases);
+}

@@ -45,7 +45,15 @@ pub(crate) fn run(part: &str) -> Result<()> {
 fn executables(arguments: &[&str], kind: &str) -> Result<Vec<(String, PathBuf)>> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(arguments)
-        .args(["--package", "conformance-cuda", "--release", "--locked", "--message-format", "json-render-diagnostics"])
+        .args([
+            "--package",
+            "conformance-cuda",
+            "--profile",
+            "bundle",
+            "--locked",
+            "--message-format",
+            "json-render-diagnostics",
+        ])
         .env("KERNELS_REQUIRED", "1")
         .current_dir(crate::root())
         .stderr(Stdio::inherit())

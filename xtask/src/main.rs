@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod conformance;
 mod demo;
 mod deps;
 mod fetch;
@@ -36,6 +37,8 @@ enum Task {
     GpuTest,
     /// Time the LoRA launches of decode steps on this machine's GPU.
     GpuBench,
+    /// Run the suite of the LoRA operations on every back end of this machine.
+    Conformance(conformance::ConformanceArgs),
     /// Check which crate may depend on which.
     Deps,
     /// Check what no compiler checks: heads of files, lengths, words that must not stand in the tree.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::GpuBundle => gpu::bundle().map(|folder| println!("{}", folder.display())),
         Task::GpuTest => gpu::run("test"),
         Task::GpuBench => gpu::run("bench"),
+        Task::Conformance(args) => conformance::run(&args),
         Task::Deps => deps::run(),
         Task::Tidy => tidy::run(),
     };

@@ -56,3 +56,13 @@ fn scratch_keeps_nothing_for_a_later_step() {
         garbage_of_a_step_reaches_no_other(&device(&cases), &cases);
     });
 }
+
+#[test]
+#[ignore = "hours: `cargo xtask conformance --full`"]
+fn full_grid() {
+    on_kernels("full_grid", &[Mode::PLAIN], || {
+        let cases: Vec<_> = conformance::kernels::full_grid(conformance::kernels::stride()).collect();
+        println!("{} cases", cases.len());
+        matches_the_oracle(&device(&cases), &cases);
+    });
+}

@@ -160,27 +160,42 @@ pub fn real_shapes() -> Vec<Case> {
     ]
 }
 
-/// Every combination of the large grid, one in `stride`.
+/// The large grid over types, ranks, widths, rows, routings, layouts, tiles and groups; the other parameters take turns. One
+/// case in `stride`.
 pub fn full_grid(stride: usize) -> impl Iterator<Item = Case> {
-    let sizes = LARGE.sizes();
-    let count: usize = sizes.iter().product();
+    let [dtypes, ranks, inputs, outputs, sites, rows, paddings, routings, packed, beside, tiled] = LARGE.sizes();
+    let crossed = [dtypes, ranks, inputs, outputs, rows, routings, packed, tiled];
+    let count: usize = crossed.iter().product();
     (0..count).step_by(stride.max(1)).map(move |number| {
         let mut rest = number;
-        let index: Vec<usize> = sizes
-            .iter()
-            .map(|size| {
-                let index = rest % size;
-                rest /= size;
-                index
-            })
-            .collect();
-        LARGE.case(&index)
+        let index = crossed.map(|size| {
+            let index = rest % size;
+            rest /= size;
+            index
+        });
+        let [dtype, rank, input, output, row, routing, layout, tile] = index;
+        // Turns that no product of the sizes above is a multiple of.
+        let (site, padding, side) = (number / 7 % sites, number / 13 % paddings, number / 17 % beside);
+        LARGE.case(&[dtype, rank, input, output, site, row, padding, routing, layout, side, tile])
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_full_grid_has_every_value() {
+        let cases: Vec<Case> = full_grid(1).collect();
+        assert_eq!(cases.len(), 2 * 11 * 11 * 7 * 6 * 6 * 2 * 2);
+        for sites in 1..=3 {
+            for (padding, side_by_side) in [(0, false), (0, true), (8, false), (8, true)] {
+                let same =
+                    |case: &&Case| (case.num_sites, case.padding, case.side_by_side) == (sites, padding, side_by_side);
+                assert!(cases.iter().filter(same).count() > cases.len() / 20);
+            }
+        }
+    }
 
     #[test]
     fn lists_keep_to_their_sizes() {
