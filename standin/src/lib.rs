@@ -151,7 +151,7 @@ fn child(test: &str, library: &str, sources: &[PathBuf], mode: Mode) -> (ExitSta
     let program = env::current_exe().expect("the test program has a path");
     let folder = build_library(mode.variant, library, sources).unwrap_or_else(|error| panic!("{error}"));
     let mut child = Command::new(program);
-    child.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    child.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
     child.env("LD_LIBRARY_PATH", &folder);
     mode.set_up(&mut child);
     if let Some(library) = sanitizer_library(mode.variant) {

@@ -62,12 +62,13 @@ fn each_backend(body: impl Fn(&dyn Backend)) {
 }
 
 #[test]
-fn matches_the_oracle() {
-    each_backend(|backend| kernels::matches_the_oracle(backend, &kernels::cover()));
+fn operations_match_the_oracle() {
+    let cases = kernels::cases();
+    each_backend(|backend| kernels::matches_the_oracle(backend, &cases));
 }
 
 #[test]
-fn matches_the_oracle_on_real_shapes() {
+fn real_shapes_match_the_oracle() {
     kernels::matches_the_oracle(&OnHost(&Cpu::new()), &kernels::real_shapes());
 }
 
@@ -84,12 +85,4 @@ fn tiles_give_the_bits_of_groups() {
 #[test]
 fn garbage_of_a_step_reaches_no_other() {
     each_backend(|backend| kernels::garbage_of_a_step_reaches_no_other(backend, &kernels::sanitized()));
-}
-
-#[test]
-#[ignore = "hours: `cargo xtask conformance --full`"]
-fn full_grid() {
-    let cases: Vec<_> = kernels::full_grid(kernels::stride()).collect();
-    println!("{} cases", cases.len());
-    kernels::matches_the_oracle(&OnHost(&Cpu::new()), &cases);
 }

@@ -1,7 +1,7 @@
 //! The suite of the LoRA operations, with the kernels of `kernels/` on the stand-in device.
 
 use conformance::kernels::{
-    Case, cover, garbage_of_a_step_reaches_no_other, matches_the_oracle, real_shapes, rows_do_not_depend_on_company,
+    Case, cases, garbage_of_a_step_reaches_no_other, matches_the_oracle, real_shapes, rows_do_not_depend_on_company,
     sanitized, tiles_give_the_bits_of_groups,
 };
 use conformance_cuda::{OnDevice, SLOW_MODES, on_kernels};
@@ -19,7 +19,7 @@ fn device(cases: &[Case]) -> OnDevice {
 #[test]
 fn operations_match_the_oracle() {
     on_kernels("operations_match_the_oracle", &[Mode::PLAIN], || {
-        let cases = cover();
+        let cases = cases();
         matches_the_oracle(&device(&cases), &cases);
     });
 }
@@ -54,15 +54,5 @@ fn scratch_keeps_nothing_for_a_later_step() {
     on_kernels("scratch_keeps_nothing_for_a_later_step", &[Mode::PLAIN], || {
         let cases = sanitized();
         garbage_of_a_step_reaches_no_other(&device(&cases), &cases);
-    });
-}
-
-#[test]
-#[ignore = "hours: `cargo xtask conformance --full`"]
-fn full_grid() {
-    on_kernels("full_grid", &[Mode::PLAIN], || {
-        let cases: Vec<_> = conformance::kernels::full_grid(conformance::kernels::stride()).collect();
-        println!("{} cases", cases.len());
-        matches_the_oracle(&device(&cases), &cases);
     });
 }

@@ -102,9 +102,21 @@ impl Grid {
     }
 }
 
-/// Small cases in which every two values of two parameters meet: at most 200.
+/// The cases that are compared with the oracle: small ones in which every two values of two parameters meet, or, where
+/// `CONFORMANCE_STRIDE` is set, one in so many of the whole grid.
+///
+/// # Panics
+/// If it is set to something else than a number.
 #[must_use]
-pub fn cover() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
+    match std::env::var("CONFORMANCE_STRIDE") {
+        Ok(stride) => full_grid(stride.parse().expect("CONFORMANCE_STRIDE is a number")).collect(),
+        Err(_) => cover(),
+    }
+}
+
+/// At most 200.
+fn cover() -> Vec<Case> {
     pairwise(&SMALL.sizes()).iter().map(|index| SMALL.case(index)).collect()
 }
 
@@ -136,7 +148,7 @@ pub fn sanitized() -> Vec<Case> {
     cases
 }
 
-/// Widths of real models, one case each for groups and for tiles.
+/// Widths of real models, and ranks past those of the cover, for groups and for tiles.
 #[must_use]
 pub fn real_shapes() -> Vec<Case> {
     let of = |rank, in_features, out_features, num_sites, num_rows, routing| Case {
@@ -157,12 +169,15 @@ pub fn real_shapes() -> Vec<Case> {
         of(16, 4096, 4096, 3, 4, Routing::Turns),
         of(16, 14336, 4096, 1, 3, Routing::Turns),
         of(8, 576, 1536, 2, 100, Routing::Runs),
+        // The largest ranks.
+        of(300, 200, 96, 2, 7, Routing::Turns),
+        of(512, 264, 40, 1, 30, Routing::Runs),
     ]
 }
 
 /// The large grid over types, ranks, widths, rows, routings, layouts, tiles and groups; the other parameters take turns. One
 /// case in `stride`.
-pub fn full_grid(stride: usize) -> impl Iterator<Item = Case> {
+fn full_grid(stride: usize) -> impl Iterator<Item = Case> {
     let [dtypes, ranks, inputs, outputs, sites, rows, paddings, routings, packed, beside, tiled] = LARGE.sizes();
     let crossed = [dtypes, ranks, inputs, outputs, rows, routings, packed, tiled];
     let count: usize = crossed.iter().product();

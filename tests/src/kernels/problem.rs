@@ -11,7 +11,7 @@ use super::check::round_to;
 /// Slots of every problem.
 pub const NUM_SLOTS: usize = 5;
 /// The largest rank of any case.
-pub const MAX_RANK: usize = 128;
+pub const MAX_RANK: usize = 512;
 
 /// One adapter at one site. Values are exact in the type of the case.
 #[derive(Clone, Debug)]

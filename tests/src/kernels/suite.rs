@@ -15,15 +15,6 @@ pub trait Backend {
     fn apply(&self, problem: &Problem) -> Vec<Vec<f32>>;
 }
 
-/// One case of the full grid in how many: `CONFORMANCE_STRIDE`, 1 if unset.
-///
-/// # Panics
-/// If it is set to something else than a number.
-#[must_use]
-pub fn stride() -> usize {
-    std::env::var("CONFORMANCE_STRIDE").map_or(1, |text| text.parse().expect("CONFORMANCE_STRIDE is a number"))
-}
-
 fn problems(backend: &dyn Backend, cases: &[Case], mut body: impl FnMut(Problem, SlotDtype)) {
     for (number, &case) in cases.iter().enumerate() {
         if let Some(activations) = backend.activations(case.dtype) {

@@ -3,6 +3,8 @@
 pub(crate) mod adapters;
 pub(crate) mod bytes;
 pub(crate) mod convert;
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plan;

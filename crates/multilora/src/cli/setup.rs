@@ -142,6 +142,8 @@ pub(crate) struct Opened<'a> {
 impl EngineArgs {
     /// Opens every adapter and compares it with the model's shape.
     pub(crate) fn open(&self) -> Result<Opened<'_>> {
+        #[cfg(feature = "cuda")]
+        super::device::tell();
         let info = CheckpointInfo::open(&self.model)?;
         let shape = config_shape(&info.config)?;
         let mut names = BTreeSet::new();
