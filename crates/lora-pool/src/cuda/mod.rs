@@ -72,8 +72,14 @@ impl CudaMemory {
         Ok(CudaMemory { address, len_bytes: num_bytes.max(1), copies, pinned, under_way, _block: block })
     }
 
+    /// Loads come from threads that have not used the context before, and cudarc does not see to it in every call.
+    fn use_context(&self) -> Result<(), MemoryError> {
+        self.copies.context().bind_to_thread().map_err(failed("using the context"))
+    }
+
     /// Lets go of host buffers whose copies are done.
     fn collect(&self) -> Result<MutexGuard<'_, Vec<UnderWay>>, MemoryError> {
+        self.use_context()?;
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         let mut failure = None;
         under_way.retain(|copy| match copy.arrived.try_is_complete() {
@@ -132,9 +138,7 @@ unsafe impl DeviceMemory for CudaMemory {
             check_bounds(run.source_offset, run.num_bytes, bytes.len())?;
             check_bounds(run.target_offset, run.num_bytes, self.len_bytes)?;
         }
-        let context = self.copies.context();
-        context.bind_to_thread().map_err(failed("using the context"))?;
-        let arrived = Arc::new(context.new_event(None).map_err(failed("making an event"))?);
+        let arrived = Arc::new(self.copies.context().new_event(None).map_err(failed("making an event"))?);
         // Held over the copies too, so that events stand in the order of their copies.
         let mut under_way = self.collect()?;
         if let Some(CudaFence(fence)) = after {
@@ -162,6 +166,7 @@ unsafe impl DeviceMemory for CudaMemory {
     }
 
     fn has_arrived(&self, token: &CudaToken) -> Result<bool, MemoryError> {
+        self.use_context()?;
         token.0.try_is_complete().map_err(failed("asking for a copy"))
     }
 
@@ -173,6 +178,7 @@ unsafe impl DeviceMemory for CudaMemory {
         rows: &[u8],
     ) -> Result<(), MemoryError> {
         check_bounds(target_offset, rows.len(), self.len_bytes)?;
+        self.use_context()?;
         refuse_capture(stream)?;
         stream.wait(&arrived.0).map_err(failed("waiting for a copy"))?;
         // SAFETY: the target lies inside the block, and the caller promises that nobody else reads or writes it now. The
@@ -182,6 +188,7 @@ unsafe impl DeviceMemory for CudaMemory {
     }
 
     fn fence(&self, stream: &CudaStream) -> Result<CudaFence, MemoryError> {
+        self.use_context()?;
         refuse_capture(stream)?;
         let event = stream.context().new_event(None).map_err(failed("making an event"))?;
         event.record(stream).map_err(failed("recording a step"))?;
@@ -193,7 +200,7 @@ unsafe impl DeviceMemory for CudaMemory {
         if into.is_empty() {
             return Ok(());
         }
-        self.copies.context().bind_to_thread().map_err(failed("using the context"))?;
+        self.use_context()?;
         // SAFETY: the range lies inside the block and is initialised, the caller promises that nobody writes it now, and
         // `into` is not left before the copy is done.
         let read =
