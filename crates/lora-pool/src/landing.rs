@@ -6,12 +6,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lora_adapter::{AdapterVectors, PreparedAdapter};
-use lora_math::{AdapterId, ContentDigest, PackedLayout, SiteEntry, SlotId};
+use lora_adapter::AdapterVectors;
+use lora_math::{AdapterId, ContentDigest, SiteEntry, SlotId};
 use tracing::debug;
 
 use crate::error::PoolError;
-use crate::image::{ImageSize, PackedImage};
+use crate::host_tier::HostImage;
+use crate::image::ImageSize;
 use crate::lease::Lease;
 use crate::memory::DeviceMemory;
 use crate::pool::{LoraPool, TakenSlot};
@@ -55,12 +56,11 @@ impl<M: DeviceMemory> Reservation<M> {
         Reservation { pool, name, existing, slot: None, installed: false }
     }
 
-    /// Packs the adapter as `packed` says, takes a slot, and starts the copy.
-    pub(crate) fn land(mut self, prepared: &PreparedAdapter, packed: PackedLayout) -> Result<Landing<M>, PoolError> {
+    /// Takes a slot and starts the copy of an image.
+    pub(crate) fn land(mut self, host_image: &HostImage<M>) -> Result<Landing<M>, PoolError> {
         let pool = self.pool.clone();
         let layout = pool.layout();
-        let image = PackedImage::pack(prepared, packed, layout.dtype(), pool.memory())?;
-
+        let HostImage { image, content, vectors } = host_image;
         let TakenSlot { slot, victim, fence } = pool.take_slot()?;
         self.slot = Some(slot);
         if let Some(victim) = victim {
@@ -74,7 +74,7 @@ impl<M: DeviceMemory> Reservation<M> {
         // `step_launched` before it drops the leases. Where that call failed, `take_slot` gave no slot.
         let arrived = unsafe { pool.memory().copy(image.bytes().clone(), &runs, fence.as_deref()) }?;
         let row = image.table_row(layout, pool.memory().address() + slot_offset as u64);
-        let (content, vectors, size) = (prepared.content(), prepared.vectors().clone(), image.size());
+        let (content, vectors, size) = (*content, vectors.clone(), image.size());
         Ok(Landing { reservation: self, slot, arrived, row, content, size, vectors })
     }
 }

@@ -7,6 +7,7 @@
 //! | [`memory`] | what a pool asks of its memory, and the order of copies, publications and steps |
 //! | `host` | memory in RAM, and why writing it while others read it is sound |
 //! | `cuda` | memory on a CUDA device (feature `cuda`) |
+//! | `host_tier` | packed images that stay in host memory |
 //! | `placement` | where slots and table stand in the memory |
 //! | `image` | an adapter packed for a pool, and the copies and table row that place it |
 //! | `state` | the protocol: which slot holds what, which name points where, who uses it |
@@ -20,6 +21,7 @@ mod cuda;
 mod error;
 mod generation;
 mod host;
+mod host_tier;
 mod image;
 mod landing;
 mod lease;
@@ -37,6 +39,7 @@ mod table;
 pub use cuda::{CudaFence, CudaMemory, CudaToken, PinnedBuffer};
 pub use error::PoolError;
 pub use host::{Arrived, HostMemory, HostStream};
+pub use host_tier::HostTierSnapshot;
 pub use image::packed_layout;
 pub use landing::{Landing, Staged};
 pub use lease::Lease;

@@ -16,12 +16,15 @@ pub struct PoolOptions {
     pub modules: ModuleSet,
     /// Element type of every A and B in the pool.
     pub dtype: SlotDtype,
+    /// Bytes of packed images that stay in host memory when their generation leaves its slot, so that a load of the same
+    /// contents neither packs nor, by [`stage_kept`](crate::LoraPool::stage_kept), reads files. 0: none.
+    pub host_bytes: usize,
 }
 
 impl Default for PoolOptions {
-    /// 4 slots of rank 16 over attention and dense MLP, in bf16.
+    /// 4 slots of rank 16 over attention and dense MLP, in bf16; nothing stays on the host.
     fn default() -> Self {
-        PoolOptions { num_slots: 4, max_rank: 16, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16 }
+        PoolOptions { num_slots: 4, max_rank: 16, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16, host_bytes: 0 }
     }
 }
 

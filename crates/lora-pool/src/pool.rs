@@ -5,13 +5,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use lora_adapter::PreparedAdapter;
 use lora_math::{
-    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, PackedLayout, Site, SiteEntry, SiteTable,
-    SlotId, SlotLayout,
+    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, Site, SiteEntry, SiteTable, SlotId,
+    SlotLayout,
 };
 use tracing::{debug, debug_span, info};
 
 use crate::error::PoolError;
 use crate::host::{HostMemory, HostStream};
+use crate::host_tier::{HostImage, HostTier};
 use crate::image::packed_layout;
 use crate::landing::{Reservation, Staged};
 use crate::lease::{Lease, LeaseOwner, Leased};
@@ -40,6 +41,7 @@ pub struct LoraPool<M: DeviceMemory = HostMemory> {
     slot_freed: Condvar,
     /// The last step that the engine told of. Locked before `state` where both are.
     steps: Mutex<Steps<M>>,
+    host_tier: HostTier<M>,
 }
 
 impl LoraPool<HostMemory> {
@@ -56,7 +58,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         options: PoolOptions,
         allocate: impl FnOnce(usize) -> Result<M, MemoryError>,
     ) -> Result<Arc<Self>, PoolError> {
-        let PoolOptions { num_slots, max_rank, modules, dtype } = options;
+        let PoolOptions { num_slots, max_rank, modules, dtype, host_bytes } = options;
         let layout = SlotLayout::new(shape, LayoutOptions { modules, max_rank, dtype })?;
         let placement = FixedStride::new(layout, num_slots)?;
         let table = SiteTable::new(placement.num_slots(), placement.layout().num_sites())?;
@@ -70,6 +72,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             max_rank,
             slot_bytes = placement.layout().slot_bytes(),
             num_bytes,
+            host_bytes,
             dtype = dtype.name(),
             ?modules,
             num_sites = placement.layout().num_sites(),
@@ -82,6 +85,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             load_ended: Condvar::new(),
             slot_freed: Condvar::new(),
             steps: Mutex::new(Steps::new()),
+            host_tier: HostTier::new(host_bytes),
         }))
     }
 
@@ -135,7 +139,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
         let reserved = self.state().reserve(&name, prepared.content(), Loading::Staged, existing)?;
-        self.land(name, reserved, prepared, (packed, existing))
+        self.land(name, reserved, existing, || self.image_of(prepared, packed))
     }
 
     /// Loads an adapter under `name`: [`stage`](Self::stage), then [`publish`](crate::Landing::publish) on
@@ -181,7 +185,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         let name = checked_name(name)?;
         let packed = packed_layout(prepared, self.layout())?;
         let reserved = self.reserve_waiting(&name, prepared.content(), existing)?;
-        match self.land(name, reserved, prepared, (packed, existing))? {
+        match self.land(name, reserved, existing, || self.image_of(prepared, packed))? {
             Staged::Resident(lease) => {
                 let id = lease.id();
                 Ok((lease, Some(id)))
@@ -210,12 +214,13 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
-    fn land(
+    /// Goes on with a name as it was reserved; `image` is asked for only if there is something to copy.
+    pub(crate) fn land(
         self: &Arc<Self>,
         name: Arc<str>,
         reserved: Reserved,
-        prepared: &PreparedAdapter,
-        (packed, existing): (PackedLayout, Existing),
+        existing: Existing,
+        image: impl FnOnce() -> Result<Arc<HostImage<M>>, PoolError>,
     ) -> Result<Staged<M>, PoolError> {
         match reserved {
             Reserved::Resident(leased) => Ok(Staged::Resident(Lease::new(self.clone(), leased))),
@@ -225,7 +230,7 @@ impl<M: DeviceMemory> LoraPool<M> {
                 // A load that would find no slot anyway is refused before it packs.
                 self.steps().fence()?;
                 self.state().choose_slot()?;
-                Ok(Staged::Landing(reservation.land(prepared, packed)?))
+                Ok(Staged::Landing(reservation.land(&*image()?)?))
             }
         }
     }
@@ -343,6 +348,11 @@ impl<M: DeviceMemory> LoraPool<M> {
         }
     }
 
+    /// The images in host memory.
+    pub(crate) fn host_tier(&self) -> &HostTier<M> {
+        &self.host_tier
+    }
+
     /// The memory of slots and table.
     pub(crate) fn memory(&self) -> &M {
         &self.memory
@@ -414,7 +424,8 @@ pub(crate) struct TakenSlot<M: DeviceMemory> {
     pub(crate) fence: Option<Arc<M::StepFence>>,
 }
 
-fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
+/// The name, if it can be one.
+pub(crate) fn checked_name(name: &str) -> Result<Arc<str>, PoolError> {
     match name.len() {
         0 => Err(PoolError::EmptyName),
         num_bytes if num_bytes > MAX_NAME_BYTES => Err(PoolError::NameTooLong { num_bytes, limit: MAX_NAME_BYTES }),

@@ -16,7 +16,7 @@ use lora_pool::{CopyRun, CudaMemory, DeviceMemory, Lease, LoraPool, MemoryError,
 type CudaPool = LoraPool<CudaMemory>;
 
 const OPTIONS: PoolOptions =
-    PoolOptions { num_slots: 2, max_rank: 8, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16 };
+    PoolOptions { num_slots: 2, max_rank: 8, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16, host_bytes: 0 };
 
 fn shape() -> ModelShape {
     let mlp = MlpSize { hidden_size: 8, intermediate_size: 20 };

@@ -15,7 +15,7 @@ use lora_kernels::cuda::{CudaStep, DeviceRows, DeviceRowsMut, DeviceTable, StepB
 use lora_math::rows::RowsCapacity;
 use lora_math::scaling::ScalingRule;
 use lora_math::shape::MlpSize;
-use lora_math::{Features, LayerShape, ModelShape, Module, ModuleSet, RowAdapter, Site, SlotDtype, StepRows};
+use lora_math::{Features, LayerShape, ModelShape, Module, RowAdapter, Site, SlotDtype, StepRows};
 use lora_pool::{CudaMemory, Lease, LoraPool, PoolOptions, Staged};
 
 const MAX_ROWS: usize = 6;
@@ -102,8 +102,7 @@ impl Engine {
     fn new() -> Self {
         let none = RowsCapacity { max_rows: 0, max_entries: 0, num_slots: NUM_SLOTS };
         let device = OnDevice::new(none, 1);
-        let options =
-            PoolOptions { num_slots: NUM_SLOTS, max_rank: 8, modules: ModuleSet::DENSE, dtype: SlotDtype::Bf16 };
+        let options = PoolOptions { num_slots: NUM_SLOTS, max_rank: 8, ..PoolOptions::default() };
         let allocate = |num_bytes| CudaMemory::allocate(device.stream.context(), num_bytes, 1 << 20);
         let pool = LoraPool::open_in(&shape(), options, allocate).expect("a pool");
         let bounds = StepBounds::grouped(CAPACITY);

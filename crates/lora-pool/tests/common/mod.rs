@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex};
 use lora_adapter::{Adapter, LoraPair, Matrix, PreparedAdapter, prepare};
 use lora_math::scaling::ScalingRule;
 use lora_math::shape::{AttentionSize, MlpSize};
-use lora_math::{
-    AdapterSelection, Features, LayerShape, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype, SlotLayout,
-};
+use lora_math::{AdapterSelection, Features, LayerShape, ModelShape, Module, Site, SiteEntry, SlotDtype, SlotLayout};
 use lora_pool::{CopyRun, DeviceMemory, HostMemory, HostStream, Lease, LoraPool, MemoryError, PoolError, PoolOptions};
 
 pub(crate) const MAX_RANK: usize = 16;
@@ -24,7 +22,7 @@ pub(crate) fn shape() -> ModelShape {
 }
 
 pub(crate) fn options(num_slots: usize) -> PoolOptions {
-    PoolOptions { num_slots, max_rank: MAX_RANK, modules: ModuleSet::DENSE, dtype: SlotDtype::F32 }
+    PoolOptions { num_slots, max_rank: MAX_RANK, dtype: SlotDtype::F32, ..PoolOptions::default() }
 }
 
 /// Numbers in (-1, 1) that depend on nothing but the seed.
