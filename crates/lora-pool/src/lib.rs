@@ -14,6 +14,7 @@
 //! | `steps` | the fence behind the last step that the engine told of |
 //! | `landing` | a load on its way through the protocol |
 //! | `lease` | the counted use of a generation |
+//! | `loader` | loads by name on threads of their own, published between steps |
 //! | `pool` | the calls, and the mutexes around protocol and fence |
 
 #[cfg(feature = "cuda")]
@@ -25,6 +26,7 @@ mod host_tier;
 mod image;
 mod landing;
 mod lease;
+mod loader;
 pub mod memory;
 mod options;
 mod placement;
@@ -43,6 +45,7 @@ pub use host_tier::HostTierSnapshot;
 pub use image::packed_layout;
 pub use landing::{Landing, Staged};
 pub use lease::Lease;
+pub use loader::{AdapterSource, LoadError, Loaded, LoadedFrom, Loader, LoaderOptions, Prefetch, SourceError};
 pub use memory::{CopyRun, DeviceMemory, MemoryError};
 pub use options::PoolOptions;
 pub use placement::FixedStride;

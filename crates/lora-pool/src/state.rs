@@ -286,6 +286,11 @@ impl PoolState {
         Ok((slot, id))
     }
 
+    /// Whether the name points to a resident generation.
+    pub(crate) fn is_loaded(&self, name: &str) -> bool {
+        self.slot_of(name).is_some()
+    }
+
     /// Whether this generation is still in this slot.
     pub(crate) fn holds(&self, slot: SlotId, id: AdapterId) -> bool {
         matches!(self.slots.get(slot.index()), Some(Slot::Resident(resident)) if resident.id == id)

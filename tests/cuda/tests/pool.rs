@@ -11,7 +11,10 @@ use lora_adapter::{Adapter, LoraPair, Matrix, PreparedAdapter, prepare};
 use lora_math::scaling::ScalingRule;
 use lora_math::shape::MlpSize;
 use lora_math::{AdapterSelection, Features, LayerShape, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype};
-use lora_pool::{CopyRun, CudaMemory, DeviceMemory, Lease, LoraPool, MemoryError, PoolError, PoolOptions, Staged};
+use lora_pool::{
+    AdapterSource, CopyRun, CudaMemory, DeviceMemory, Lease, LoadedFrom, Loader, LoaderOptions, LoraPool, MemoryError,
+    PoolError, PoolOptions, SourceError, Staged,
+};
 
 type CudaPool = LoraPool<CudaMemory>;
 
@@ -240,6 +243,50 @@ fn host_buffers_live_until_their_copy_and_are_used_again() {
         // SAFETY: as above.
         unsafe { memory.read(0, &mut bytes) }.expect("bytes");
         assert!(bytes[..100] == [1; 100], "a copy that is refused writes nothing");
+    });
+}
+
+/// Adapters whose name is their seed.
+struct Seeds;
+
+impl AdapterSource for Seeds {
+    fn load(&self, name: &str) -> Result<PreparedAdapter, SourceError> {
+        Ok(adapter(name.parse()?, 8))
+    }
+
+    fn num_bytes(&self, _name: &str) -> usize {
+        1 << 10
+    }
+}
+
+#[test]
+fn a_loader_brings_adapters_while_steps_run() {
+    on_kernels("a_loader_brings_adapters_while_steps_run", &[Mode::PLAIN, Mode::ADDRESS], || {
+        let context = context();
+        let stream = context.new_stream().expect("a stream");
+        let pool = open(&context, PoolOptions { host_bytes: 1 << 20, ..OPTIONS });
+        let host = LoraPool::open(&shape(), PoolOptions { num_slots: 6, ..OPTIONS }).expect("a pool");
+        let loader = Loader::new(pool.clone(), Arc::new(Seeds), LoaderOptions::default()).expect("threads");
+        // Six names over two slots, each twice: the second time from page-locked memory.
+        for round in 0..2 {
+            for name in ["1", "2", "3", "4", "5", "6"] {
+                loader.prefetch(name);
+                let loaded = loop {
+                    // An engine would launch steps in between.
+                    assert!(loader.wait(std::time::Duration::from_secs(20)));
+                    if let Some(loaded) = loader.publish_arrived(&stream).pop() {
+                        break loaded;
+                    }
+                };
+                loaded.result.expect("a load");
+                let from = if round == 0 { LoadedFrom::Source } else { LoadedFrom::Host };
+                assert_eq!(loaded.from, Some(from));
+                host.load(name, &adapter(name.parse().expect("a seed"), 8)).expect("a load");
+                let held = lease(&pool, name);
+                assert!(contents(&pool, &held) == contents(&host, &lease(&host, name)), "{name}");
+                pool.step_launched(&stream).expect("a fence");
+            }
+        }
     });
 }
 
