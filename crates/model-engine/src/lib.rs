@@ -9,6 +9,7 @@
 //! | [`kv_cache`] | paged keys and values |
 //! | [`engine`] | [`Engine`]: sequences with their adapters, and the one step that serves them all |
 //! | [`mod@generate`] | prompts in, tokens and text out as they come |
+//! | [`scheduler`] | requests that come and go at any step, and whose adapters take turns in the slots |
 //! | [`mod@score`] | logits of given tokens |
 
 mod batch;
@@ -18,6 +19,7 @@ pub mod generate;
 pub mod kv_cache;
 pub mod model;
 pub mod rope;
+pub mod scheduler;
 pub mod score;
 pub mod tokenizer;
 mod zeroed;

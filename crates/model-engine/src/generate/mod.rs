@@ -1,7 +1,7 @@
 //! Generation: prompts with their adapters in, tokens and text out as they come.
 //!
 //! All requests of a call run as one batch: their prompts in steps of bounded size, then decode steps over those still
-//! running. Queues, priorities and requests that join later are a server's work on top of [`Engine::step`].
+//! running. Requests that come at any time are the [`scheduler`](crate::scheduler)'s.
 
 mod sampling;
 
@@ -12,7 +12,7 @@ use lora_math::AdapterSelection;
 use crate::batch::{Batch, BatchRequest};
 use crate::engine::{Engine, EngineError, LogitsFor};
 use crate::tokenizer::{TokenStream, Tokenizer, TokenizerError};
-use sampling::Sampler;
+pub(crate) use sampling::Sampler;
 
 /// One prompt, and how to go on from it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -244,12 +244,7 @@ impl<'a> Generator<'a> {
         if !temperature.is_finite() || temperature < 0.0 {
             return Err(GenerateError::Temperature { request, temperature });
         }
-        let room = max_context - prompt_tokens + 1;
-        let limit = if asked.max_new_tokens <= room {
-            (asked.max_new_tokens, FinishReason::MaxNewTokens)
-        } else {
-            (room, FinishReason::ContextFull)
-        };
+        let limit = token_limit(prompt_tokens, asked.max_new_tokens, max_context);
         Ok(Running {
             sampler: Sampler::new(temperature, asked.seed),
             stream: self.tokenizer.map(|tokenizer| tokenizer.stream(true)),
@@ -259,6 +254,16 @@ impl<'a> Generator<'a> {
             ignore_end_tokens: asked.ignore_end_tokens,
             finished: None,
         })
+    }
+}
+
+/// The most tokens that a request gives, and why it ends there. The prompt fits the context.
+pub(crate) fn token_limit(prompt_tokens: usize, max_new_tokens: usize, max_context: usize) -> (usize, FinishReason) {
+    let room = max_context - prompt_tokens + 1;
+    if max_new_tokens <= room {
+        (max_new_tokens, FinishReason::MaxNewTokens)
+    } else {
+        (room, FinishReason::ContextFull)
     }
 }
 

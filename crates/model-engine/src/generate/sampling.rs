@@ -7,7 +7,7 @@ use crate::model::ops::exp;
 
 /// Draws tokens for one request.
 #[derive(Debug, Clone)]
-pub(super) struct Sampler {
+pub(crate) struct Sampler {
     temperature: f32,
     rng: StdRng,
     /// Weights and their running sums; kept between tokens so that a draw allocates nothing.
@@ -17,12 +17,12 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// A sampler; equal seeds give equal draws.
-    pub(super) fn new(temperature: f32, seed: u64) -> Self {
+    pub(crate) fn new(temperature: f32, seed: u64) -> Self {
         Sampler { temperature, rng: StdRng::seed_from_u64(seed), weights: Vec::new(), cumulative: Vec::new() }
     }
 
     /// The next token; at temperature 0 the one with the largest logit, and of equals the first.
-    pub(super) fn sample(&mut self, logits: &[f32]) -> u32 {
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> u32 {
         let best = largest(logits);
         if self.temperature <= 0.0 {
             return best as u32;
