@@ -27,6 +27,7 @@ fn requests() -> Vec<Request> {
             temperature: if index % 2 == 0 { 0.0 } else { 0.8 },
             seed: u64::from(index),
             ignore_end_tokens: false,
+            ..Request::default()
         })
         .collect()
 }

@@ -363,4 +363,7 @@ fn thousands_of_steps_with_loads_replacements_and_cancellations_mix_nothing_up()
         checked += 1;
     }
     assert!(checked > 300, "{checked} requests came to an end");
+    // Prompts repeat, and the longer ones have a whole block.
+    let cached = told.ends.values().flatten().filter(|finished| finished.cached_tokens > 0).count();
+    assert!(cached > 20, "{cached} requests found a part of their prompt");
 }

@@ -43,7 +43,8 @@ impl<'a> Batch<'a> {
         let mut batch = Batch { engine, sequences: Vec::with_capacity(requests.len()) };
         for request in requests {
             let selection = request.selection.clone();
-            let options = SequenceOptions { selection, prompt_tokens: Some(request.prompt.len()) };
+            let options =
+                SequenceOptions { selection, prompt_tokens: Some(request.prompt.len()), ..SequenceOptions::default() };
             batch.sequences.push(batch.engine.add_sequence_with(&options)?);
         }
         Ok(batch)

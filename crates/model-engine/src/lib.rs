@@ -18,6 +18,7 @@ pub mod engine;
 pub mod generate;
 pub mod kv_cache;
 pub mod model;
+mod prefix;
 pub mod rope;
 pub mod scheduler;
 pub mod score;

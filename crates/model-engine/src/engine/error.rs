@@ -20,6 +20,14 @@ pub enum EngineError {
         /// The sequence asked for.
         sequence: SequenceId,
     },
+    /// A sequence that holds tokens already, where an empty one is needed.
+    #[error("{sequence} holds {length} tokens already")]
+    NotEmpty {
+        /// The sequence.
+        sequence: SequenceId,
+        /// Tokens that it holds.
+        length: usize,
+    },
     /// A sequence stands twice in one step.
     #[error("{sequence} stands twice in one step")]
     DuplicateSequence {

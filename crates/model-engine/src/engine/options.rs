@@ -66,4 +66,7 @@ pub struct SequenceOptions {
     /// rotations of a prompt depend on its length. Without it every step's tokens are rotated for the length that the
     /// sequence has after that step.
     pub prompt_tokens: Option<usize>,
+    /// Sequences with different salts share no blocks of the KV cache, whatever their tokens: for tenants who must not learn,
+    /// by the time of an answer, what others have asked. Empty by default.
+    pub salt: Vec<u8>,
 }

@@ -6,7 +6,7 @@ use lora_kernels::SlotTable;
 use lora_math::{RowAdapter, SiteEntry};
 
 use super::{Engine, EngineError, Lora, SequenceId};
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{BLOCK_TOKENS, KvCache};
 use crate::model::attention::{RowPlace, StepPlaces};
 use crate::model::forward::Step;
 use crate::model::lora::LoraStep;
@@ -145,6 +145,11 @@ impl Engine {
         for input in inputs {
             if let Some(sequence) = self.sequences.get_mut(&input.sequence) {
                 sequence.length += input.token_ids.len();
+                // Only what a step has computed to its end is found by others.
+                let (cache, blocks) = (&mut self.cache, &sequence.table.blocks);
+                if let Some(prefix) = &mut sequence.prefix {
+                    prefix.push(input.token_ids, BLOCK_TOKENS, |index, key| cache.register(blocks[index], key));
+                }
             }
         }
         let vocab_size = self.model.config().vocab_size;

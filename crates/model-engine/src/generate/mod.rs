@@ -29,6 +29,8 @@ pub struct Request {
     pub seed: u64,
     /// Go on after a token that ends a generation: for measuring, where every row must run as long.
     pub ignore_end_tokens: bool,
+    /// Requests with different salts share nothing in the KV cache. Only a [`scheduler`](crate::scheduler) shares anything.
+    pub salt: Vec<u8>,
 }
 
 /// Why a request ended.

@@ -84,6 +84,7 @@ impl Scheduler {
         let options = SequenceOptions {
             selection: waiting.request.selection.clone(),
             prompt_tokens: Some(waiting.request.prompt.len()),
+            salt: waiting.request.salt.clone(),
         };
         match self.engine.add_sequence_with(&options) {
             Ok(sequence) => Attempt::Admitted(sequence),
@@ -113,6 +114,9 @@ impl Scheduler {
     fn start(&mut self, waiting: Waiting, sequence: SequenceId) {
         let Waiting { id, request, limit, num_blocks, since, bypasses, .. } = waiting;
         self.reserved_blocks += num_blocks;
+        let cached = self.engine.reuse_prefix(sequence, &request.prompt);
+        debug_assert!(cached.is_ok(), "the sequence is there, and empty");
+        let cached = cached.unwrap_or(0);
         let lease = self.engine.lease(sequence).ok().flatten();
         self.running.push(Running {
             id,
@@ -122,7 +126,8 @@ impl Scheduler {
             end_tokens: self.engine.model().config().eos_token_ids.clone(),
             limit,
             num_blocks,
-            fed: 0,
+            fed: cached,
+            cached,
             pending: None,
             num_new: 0,
             steps_waited: self.num_steps - since,

@@ -46,6 +46,8 @@ pub struct Finished {
     pub adapter: Option<AdapterId>,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
+    /// Tokens of the prompt whose keys and values earlier requests had left in the cache.
+    pub cached_tokens: usize,
     /// Tokens that it gave.
     pub new_tokens: usize,
     /// Steps from its submission to its admission.
@@ -179,7 +181,9 @@ pub(super) struct Running {
     pub(super) end_tokens: Vec<u32>,
     pub(super) limit: (usize, FinishReason),
     pub(super) num_blocks: usize,
-    /// Tokens of the prompt that have been fed.
+    /// Tokens of the prompt that were in the cache.
+    pub(super) cached: usize,
+    /// Tokens of the prompt that have been fed, or need not be.
     pub(super) fed: usize,
     /// The last token, which is fed next.
     pub(super) pending: Option<u32>,
@@ -194,6 +198,7 @@ impl Running {
             reason,
             adapter: self.adapter,
             prompt_tokens: self.request.prompt.len(),
+            cached_tokens: self.cached,
             new_tokens: self.num_new,
             steps_waited: self.steps_waited,
             bypasses: self.bypasses,

@@ -97,6 +97,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
                 // Equal prompts of one call differ, as they would in two calls.
                 seed: args.seed.wrapping_add(index as u64),
                 ignore_end_tokens: args.ignore_end_tokens,
+                ..Request::default()
             })
         })
         .collect::<Result<_>>()?;
