@@ -134,7 +134,8 @@ struct Staging {
 /// The row metadata of the steps of one stream.
 ///
 /// Launches that name a step and are captured in a graph serve every step that is uploaded here later, up to the bounds:
-/// an engine that captures a graph for each batch size makes one of these for each. It must outlive the graphs.
+/// an engine that captures a graph for each batch size makes one of these for each. It must outlive the graphs, and they are
+/// replayed on its stream: elsewhere nothing orders them with the uploads.
 pub struct CudaStep {
     stream: Arc<CudaStream>,
     bounds: StepBounds,

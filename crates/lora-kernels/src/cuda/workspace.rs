@@ -64,7 +64,7 @@ struct Held {
 }
 
 /// Scratch for the operations of one stream, made once at its largest size; operations take turns in it, as they do on the
-/// stream. It must outlive the graphs that captured its use.
+/// stream. It must outlive the graphs that captured its use, and they are replayed on that stream.
 pub struct Workspace {
     stream: Arc<CudaStream>,
     capacity: WorkspaceCapacity,
