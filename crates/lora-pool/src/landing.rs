@@ -82,6 +82,7 @@ impl<M: DeviceMemory> Reservation<M> {
 impl<M: DeviceMemory> Drop for Reservation<M> {
     fn drop(&mut self) {
         if !self.installed {
+            self.pool.count().abandoned();
             self.pool.state().abandon(&self.name, self.slot);
         }
         self.pool.notify_load_ended();
@@ -142,6 +143,7 @@ impl<M: DeviceMemory> Landing<M> {
         let installed = pool.state().install((self.slot, &name), self.content, beside, self.reservation.existing)?;
         self.reservation.installed = true;
         let Installed { leased, replaced } = &installed;
+        pool.count().loaded(self.size.image_bytes, replaced.is_some());
         debug!(
             name = &*name,
             slot = %self.slot,

@@ -15,8 +15,11 @@
 //! | `landing` | a load on its way through the protocol |
 //! | `lease` | the counted use of a generation |
 //! | `loader` | loads by name on threads of their own, published between steps |
+//! | `reads` | what is told of a leased slot |
+//! | `counters` | what has happened so far |
 //! | `pool` | the calls, and the mutexes around protocol and fence |
 
+mod counters;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
@@ -31,12 +34,14 @@ pub mod memory;
 mod options;
 mod placement;
 mod pool;
+mod reads;
 mod replace;
 mod snapshot;
 mod state;
 mod steps;
 mod table;
 
+pub use counters::PoolCounters;
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaFence, CudaMemory, CudaToken, PinnedBuffer};
 pub use error::PoolError;

@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use lora_adapter::PreparedAdapter;
-use lora_math::{
-    AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, Site, SiteEntry, SiteTable, SlotId,
-    SlotLayout,
-};
+use lora_math::{AdapterId, AdapterSelection, ContentDigest, LayoutOptions, ModelShape, SiteTable, SlotId, SlotLayout};
 use tracing::{debug, debug_span, info};
 
+use crate::counters::Counters;
 use crate::error::PoolError;
 use crate::host::{HostMemory, HostStream};
 use crate::host_tier::{HostImage, HostTier};
@@ -42,6 +40,7 @@ pub struct LoraPool<M: DeviceMemory = HostMemory> {
     /// The last step that the engine told of. Locked before `state` where both are.
     steps: Mutex<Steps<M>>,
     host_tier: HostTier<M>,
+    counters: Counters,
 }
 
 impl LoraPool<HostMemory> {
@@ -86,6 +85,7 @@ impl<M: DeviceMemory> LoraPool<M> {
             slot_freed: Condvar::new(),
             steps: Mutex::new(Steps::new()),
             host_tier: HostTier::new(host_bytes),
+            counters: Counters::default(),
         }))
     }
 
@@ -242,8 +242,9 @@ impl<M: DeviceMemory> LoraPool<M> {
     /// [`PoolError::Selection`] for a name or slot that holds nothing; [`PoolError::LoadUnderWay`] (retry) for a name
     /// that is being loaded.
     pub fn acquire(self: &Arc<Self>, selection: &AdapterSelection) -> Result<Option<Lease>, PoolError> {
-        let leased = self.state().acquire(selection)?;
-        Ok(leased.map(|leased| Lease::new(self.clone(), leased)))
+        let leased = self.state().acquire(selection);
+        self.counters.acquired(&leased);
+        Ok(leased?.map(|leased| Lease::new(self.clone(), leased)))
     }
 
     /// Drops the generation that `name` points to, which frees its slot and the name.
@@ -253,6 +254,7 @@ impl<M: DeviceMemory> LoraPool<M> {
     /// [`PoolError::IsActive`]. A pinned adapter is evicted: the pin only keeps it from being a victim.
     pub fn evict(&self, name: &str) -> Result<(), PoolError> {
         let slot = self.state().evict(name)?;
+        self.counters.evicted();
         debug!(name, %slot, "adapter evicted");
         Ok(())
     }
@@ -312,40 +314,9 @@ impl<M: DeviceMemory> LoraPool<M> {
         Ok(self.steps().launched(&self.memory, stream)?)
     }
 
-    /// The entries of the leased slot, in layout order, as they stand in the slot table.
-    ///
-    /// # Errors
-    /// [`PoolError::ForeignLease`].
-    pub fn entries(&self, lease: &Lease) -> Result<Vec<SiteEntry>, PoolError> {
-        self.check_lease(lease)?;
-        Ok(self.state().table().row(lease.slot())?.to_vec())
-    }
-
-    /// The scaling in `slot` at `site`, at this moment: 0 where nothing is resident, where the resident adapter
-    /// lacks the site, and outside of the pool. For reports; a step reads the table.
-    pub fn scaling(&self, slot: SlotId, site: Site) -> f32 {
-        let index = self.layout().site_index(site);
-        index.map_or(0.0, |index| self.state().scaling(slot, index))
-    }
-
-    /// The bytes of the leased slot, padding included, read back from the memory. Bytes outside of A and B at
-    /// their real ranks mean nothing. Blocks until they are there: not for the step thread.
-    ///
-    /// # Errors
-    /// [`PoolError::ForeignLease`], [`PoolError::Memory`].
-    pub fn read_slot(&self, lease: &Lease) -> Result<Vec<u8>, PoolError> {
-        self.check_lease(lease)?;
-        let mut bytes = vec![0; self.layout().slot_bytes()];
-        // SAFETY: a leased slot is not written, and it became resident after its bytes were copied.
-        unsafe { self.memory.read(self.placement.slot_offset(lease.slot())?, &mut bytes) }?;
-        Ok(bytes)
-    }
-
-    fn check_lease(&self, lease: &Lease) -> Result<(), PoolError> {
-        match lease.belongs_to(self) {
-            true => Ok(()),
-            false => Err(PoolError::ForeignLease { name: lease.name().to_owned() }),
-        }
+    /// What has happened so far.
+    pub(crate) fn count(&self) -> &Counters {
+        &self.counters
     }
 
     /// The images in host memory.
@@ -371,6 +342,7 @@ impl<M: DeviceMemory> LoraPool<M> {
         let steps = self.steps();
         let fence = steps.fence()?;
         let (slot, victim) = self.state().take_slot()?;
+        self.counters.took_slot(victim.is_some());
         Ok(TakenSlot { slot, victim, fence })
     }
 

@@ -108,6 +108,7 @@ impl<M: DeviceMemory> LoraPool<M> {
     /// [`PoolError::NotFound`], [`PoolError::LoadUnderWay`] (retry), or [`PoolError::IsActive`].
     pub fn unload(self: &Arc<Self>, name: &str) -> Result<Unloading<M>, PoolError> {
         let (slot, id) = self.state().unload(name)?;
+        self.count().unloaded();
         debug!(name, %slot, generation = id.generation.number(), "adapter unloaded");
         Ok(Unloading { pool: self.clone(), slot, id })
     }

@@ -13,7 +13,9 @@ use lora_math::{
     AdapterSelection, Features, LayerShape, LayoutError, ModelShape, Module, ModuleSet, Site, SiteEntry, SlotDtype,
     SlotId,
 };
-use lora_pool::{FixedStride, HostMemory, HostStream, LoraPool, PoolError, PoolOptions, Staged, packed_layout};
+use lora_pool::{
+    FixedStride, HostMemory, HostStream, LoraPool, PoolCounters, PoolError, PoolOptions, Staged, packed_layout,
+};
 
 fn host_pool(num_slots: usize) -> Arc<LoraPool<HostMemory>> {
     LoraPool::open(&shape(), options(num_slots)).unwrap()
@@ -460,4 +462,42 @@ fn a_pool_that_cannot_be_is_refused_with_numbers() {
     }
     let too_small = LoraPool::open_in(&shape(), options(1), |num_bytes| HostMemory::allocate(num_bytes - 1));
     assert!(matches!(too_small, Err(PoolError::Memory(_))), "{too_small:?}");
+}
+
+#[test]
+fn what_happens_is_counted() {
+    let (pool, control) = test_pool(options(2));
+    assert_eq!(pool.counters(), PoolCounters::default());
+    pool.load("a", &small_adapter(1)).unwrap();
+    pool.load("a", &small_adapter(1)).unwrap(); // there already
+    pool.load("b", &full_adapter(2, 8)).unwrap();
+    pool.load("c", &small_adapter(3)).unwrap(); // takes the slot of a
+    let image_bytes = |name| pool.snapshot().resident(name).unwrap().image_bytes as u64;
+    let small = image_bytes("c");
+    let loaded_bytes = image_bytes("b") + 2 * small;
+    let held = lease(&pool, "c");
+    pool.acquire(&named("a")).unwrap_err();
+    assert!(pool.acquire(&AdapterSelection::Base).unwrap().is_none());
+    let counted = PoolCounters { loads: 3, loaded_bytes, victims: 1, hits: 1, misses: 1, ..PoolCounters::default() };
+    assert_eq!(pool.counters(), counted);
+
+    control.fail_in(2);
+    pool.load("d", &small_adapter(4)).unwrap_err(); // its victim is gone all the same
+    pool.evict("c").unwrap_err();
+    drop(held);
+    pool.replace("c", &small_adapter(5), None).unwrap();
+    pool.evict("c").unwrap();
+    pool.load("e", &small_adapter(6)).unwrap();
+    assert!(pool.unload("e").unwrap().is_done());
+    let counted = PoolCounters {
+        loads: 5,
+        loaded_bytes: loaded_bytes + 2 * small,
+        replacements: 1,
+        abandoned_loads: 1,
+        victims: 2,
+        evictions: 1,
+        unloads: 1,
+        ..counted
+    };
+    assert_eq!(pool.counters(), counted);
 }
